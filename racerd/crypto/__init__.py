@@ -1,0 +1,1 @@
+"""Sealing and opening of frames, and the keyring."""

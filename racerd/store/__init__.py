@@ -1,0 +1,1 @@
+"""The slab store: sealed pages on disk. Synchronous; knows no event loop and no wall clock."""
