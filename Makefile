@@ -1,0 +1,54 @@
+# racerd: `make demo` shows it, `make test` proves it. Everything lives in .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help install dev demo test lint format bench torture lock clean
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python requirements.lock pyproject.toml clients/python/racer/pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		-e . -e ./clients/python/racer
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	touch $@
+
+install: $(VENV)/.installed ## .venv with racerd, racer and the client
+
+dev: $(VENV)/.dev ## install, and what tests and linters need
+
+demo: install ## serve a sample model and load it cold, from disk and from memory
+	$(BIN)/python tools/demo.py
+
+lint: dev ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: dev ## rewrite to the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: lint ## everything that CI runs
+	$(BIN)/pytest
+
+bench: dev ## ratios of this machine, see docs/performance.md
+	$(BIN)/python tools/bench.py
+
+lock: dev ## resolve requirements*.lock anew
+	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
+		--allow-unsafe --output-file requirements.lock pyproject.toml requirements-build.in
+	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
+		--allow-unsafe --extra dev --extra servers --output-file requirements-dev.lock pyproject.toml requirements-build.in
+
+clean: ## remove what was built
+	rm -rf $(VENV) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
