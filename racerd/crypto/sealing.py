@@ -204,14 +204,12 @@ class PageOpener:
         cipher = self._cipher
         decrypt_into = cipher.aead.decrypt_into
         index = first
-        start = 0
         try:
-            if len(out) != cipher.span_bytes(first, len(frames)):
-                raise ValueError(f"{len(out)} bytes of room for {len(frames)} frames from {first}")
-            for frame in frames:
-                stop = start + len(frame) - TAG_BYTES
-                decrypt_into(cipher.nonce(index), frame, cipher.aad(index), out[start:stop])
-                start = stop
+            # Everything that needs the interpreter is done up front: between two AEAD calls a
+            # thread then holds the GIL for a moment only, and threads seldom wait for each other.
+            calls = self._calls(first, frames, out)
+            for nonce, frame, aad, part in calls:
+                decrypt_into(nonce, frame, aad, part)
                 index += 1
         except InvalidTag:
             wipe(out)
@@ -219,6 +217,20 @@ class PageOpener:
         except BaseException:
             wipe(out)
             raise
+
+    def _calls(
+        self, first: int, frames: Sequence[memoryview], out: memoryview
+    ) -> list[tuple[bytes, memoryview, bytes, memoryview]]:
+        """The arguments of `decrypt_into` for each frame. Raises ValueError on a wrong `out`."""
+        cipher = self._cipher
+        if len(out) != cipher.span_bytes(first, len(frames)):
+            raise ValueError(f"{len(out)} bytes of room for {len(frames)} frames from {first}")
+        step = cipher.frame_bytes
+        # A frame of the wrong length does not fit its part of `out`: the AEAD says ValueError.
+        return [
+            (cipher.nonce(first + i), frame, cipher.aad(first + i), out[i * step : (i + 1) * step])
+            for i, frame in enumerate(frames)
+        ]
 
     def open_single(self, pieces: Sequence[memoryview], tag: bytes, out: memoryview) -> None:
         """Opens a page that has one tag for all of it (`single_frame`), however it is scattered.
