@@ -10,13 +10,14 @@ Key, nonce and AAD of a frame
             exactly XAES-256-GCM under the nonce `salt`, and no two frames of a record share one
     AAD     "racer page 2\\0" || cache || bucket || key || ETag || object size, each with its length
             before it || page index (u64) || page bytes || frame bytes || page length || epoch ||
-            frame count || frame index (u32 each), big endian
+            frame count || frame index (u32 each), big endian. A page that is one frame has its
+            page size for the frame size
 Everything variable is length-prefixed and everything else has a fixed width, so no two places give
 the same AAD: a swapped, stale, truncated, moved or zeroed frame does not verify. The page and frame
 sizes are bound because the same index under another page size is another range of the object.
 
-A single-frame seal covers the whole page with one tag (what format v1 of the store holds). It is
-bound like a page whose frame size is its page size, and opens only as a whole.
+A single-frame seal covers a page of many frames' length with one tag (what format v1 of the store
+holds). It is bound like any page that is one frame, and opens only as a whole.
 
 Invariant: after any failure the output range holds zeros, never bytes that were not verified.
 """
@@ -67,8 +68,9 @@ class _PageCipher:
         self.aead = AESGCM(key.record_key(salt))
         self._nonce_head = salt[12:20]
         self._nonce_tail = int.from_bytes(salt[20:24], "big")
+        bound_bytes = frame_bytes if self.frame_count > 1 else page_bytes
         place = _PLACE.pack(
-            page.index, page_bytes, frame_bytes, length, key.epoch, self.frame_count
+            page.index, page_bytes, bound_bytes, length, key.epoch, self.frame_count
         )
         self._aad = _DOMAIN + page.version.packed + place
 
@@ -179,7 +181,7 @@ class PageOpener:
                 retry=Retry.ELSEWHERE,
             )
         frame_bytes = geometry.page_bytes if self.single_frame else geometry.frame_bytes
-        self._salt = seal.salt
+        self._seal = seal
         self._key = key
         self._cipher = _PageCipher(
             page, seal.length, (geometry.page_bytes, frame_bytes), key, seal.salt
@@ -197,67 +199,58 @@ class PageOpener:
         """Verifies and decrypts whole frames `first`… back to back into `out`.
 
         `frames[i]` is ciphertext with the tag right behind it; `out` has exactly the bytes of
-        these frames. Buffers are the caller's throughout and touched by nobody after the return.
+        these frames. Where `single_frame` says so, `frames` must be the whole page cut as the
+        geometry cuts it; the 16 bytes behind each piece are not looked at.
+        Buffers are the caller's throughout and touched by nobody after the return.
         Raises IntegrityError `corrupt_tag` after wiping all of `out`; ValueError on sizes that do
         not fit, `out` wiped too.
         """
-        cipher = self._cipher
-        decrypt_into = cipher.aead.decrypt_into
-        index = first
         try:
-            # Everything that needs the interpreter is done up front: between two AEAD calls a
-            # thread then holds the GIL for a moment only, and threads seldom wait for each other.
-            calls = self._calls(first, frames, out)
-            for nonce, frame, aad, part in calls:
-                decrypt_into(nonce, frame, aad, part)
-                index += 1
-        except InvalidTag:
-            wipe(out)
-            self._refuse(index)
+            if self.single_frame:
+                self._open_whole(first, frames, out)
+            else:
+                self._open_each(first, frames, out)
         except BaseException:
             wipe(out)
             raise
 
-    def _calls(
-        self, first: int, frames: Sequence[memoryview], out: memoryview
-    ) -> list[tuple[bytes, memoryview, bytes, memoryview]]:
-        """The arguments of `decrypt_into` for each frame. Raises ValueError on a wrong `out`."""
+    def _open_each(self, first: int, frames: Sequence[memoryview], out: memoryview) -> None:
         cipher = self._cipher
         if len(out) != cipher.span_bytes(first, len(frames)):
             raise ValueError(f"{len(out)} bytes of room for {len(frames)} frames from {first}")
         step = cipher.frame_bytes
-        # A frame of the wrong length does not fit its part of `out`: the AEAD says ValueError.
-        return [
+        # Everything that needs the interpreter is done up front: between two AEAD calls a thread
+        # then holds the GIL for a moment only, and threads seldom wait for each other. A frame of
+        # the wrong length does not fit its part of `out`: the AEAD says ValueError.
+        calls = [
             (cipher.nonce(first + i), frame, cipher.aad(first + i), out[i * step : (i + 1) * step])
             for i, frame in enumerate(frames)
         ]
-
-    def open_single(self, pieces: Sequence[memoryview], tag: bytes, out: memoryview) -> None:
-        """Opens a page that has one tag for all of it (`single_frame`), however it is scattered.
-
-        `pieces` are the ciphertext in order, without the tag; `out` has the page's length. Raises
-        as `open_frames`, after wiping all of `out`.
-        """
-        cipher = self._cipher
+        decrypt_into = cipher.aead.decrypt_into
+        index = first
         try:
-            if cipher.frame_count != 1 or len(out) != cipher.length:
-                raise ValueError(f"{len(out)} bytes of room for one frame of {cipher.length}")
-            gcm = modes.GCM(cipher.nonce(0), tag, min_tag_length=TAG_BYTES)
-            record_key = algorithms.AES(self._key.record_key(self._salt))
-            context = Cipher(record_key, gcm).decryptor()
-            context.authenticate_additional_data(cipher.aad(0))
-            start = 0
-            for piece in pieces:
-                start += context.update_into(piece, out[start : start + len(piece)])
-            if start != cipher.length:
-                raise ValueError(f"{start} bytes of ciphertext for a page of {cipher.length}")
+            for nonce, frame, aad, part in calls:
+                decrypt_into(nonce, frame, aad, part)
+                index += 1
+        except InvalidTag:
+            self._refuse(index)
+
+    def _open_whole(self, first: int, frames: Sequence[memoryview], out: memoryview) -> None:
+        """One message under one tag, scattered over buffers: the streaming interface takes it."""
+        cipher = self._cipher
+        lengths = [len(frame) - TAG_BYTES for frame in frames]
+        if first != 0 or not len(out) == cipher.length == sum(lengths):
+            raise ValueError(f"a page of one frame opens as a whole: {cipher.length} bytes")
+        gcm = modes.GCM(cipher.nonce(0), self._seal.tag(0), min_tag_length=TAG_BYTES)
+        context = Cipher(algorithms.AES(self._key.record_key(self._seal.salt)), gcm).decryptor()
+        context.authenticate_additional_data(cipher.aad(0))
+        start = 0
+        for frame, length in zip(frames, lengths, strict=True):
+            start += context.update_into(frame[:length], out[start : start + length])
+        try:
             context.finalize()
         except InvalidTag:
-            wipe(out)
             self._refuse(0)
-        except BaseException:
-            wipe(out)
-            raise
 
     def _refuse(self, frame: int) -> NoReturn:
         raise IntegrityError(
