@@ -26,7 +26,7 @@ install: $(VENV)/.installed ## .venv with racerd, racer and the client
 dev: $(VENV)/.dev ## install, and what tests and linters need
 
 demo: install ## serve a sample model and load it cold, from disk and from memory
-	$(BIN)/python tools/demo.py
+	$(BIN)/python -m tools.demo
 
 lint: dev ## format, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -42,7 +42,7 @@ test: lint ## everything that CI runs
 	$(BIN)/pytest
 
 bench: dev ## ratios of this machine, see docs/performance.md
-	$(BIN)/python tools/bench.py
+	$(BIN)/python -m tools.bench
 
 lock: dev ## resolve requirements*.lock anew
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
