@@ -1,0 +1,158 @@
+"""Every setting of the daemon, declared once.
+
+Parsing, `--help`, `racerd check-config` and docs/configuration.md derive from `SETTINGS`. A name
+`drain_seconds` is `drain_seconds` in TOML, `RACER_DRAIN_SECONDS` as a variable and
+`--drain-seconds` as a flag. Disks and caches are lists and have their own rules in `load`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from racerd.config import kinds
+from racerd.config.machine import memory_budget_default
+from racerd.pages import (
+    FRAME_BYTES_DEFAULT,
+    FRAME_BYTES_MIN,
+    PAGE_BYTES_DEFAULT,
+    PAGE_BYTES_MAX,
+    PAGE_BYTES_MIN,
+)
+from racerd.units import GIB, KIB, MIB, TIB, format_bytes
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What defaults depend on: the environment, and whether root runs the daemon."""
+
+    environ: Mapping[str, str]
+    root: bool
+    home: Path
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One setting. `default` is a value or a function of the surroundings and of earlier settings
+    (it raises ValueError where there is none); `default_text` is what the docs say of it."""
+
+    name: str
+    kind: kinds.Kind
+    default: Any
+    help: str
+    reloads: bool = False
+    default_text: str = ""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "RACER_" + self.name.upper()
+
+    def default_value(self, around: Surroundings, earlier: Mapping[str, Any]) -> Any:
+        if callable(self.default):
+            make: Callable[[Surroundings, Mapping[str, Any]], Any] = self.default
+            return make(around, earlier)
+        return self.default
+
+    @property
+    def shown_default(self) -> str:
+        if self.default_text:
+            return self.default_text
+        if self.default is None:
+            return "none"
+        if self.kind.name == "byte size":
+            return format_bytes(self.default).replace(" ", "")
+        if self.kind is kinds.MODE:
+            return f"{self.default:04o}"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+
+def _state_dir(around: Surroundings, _: Mapping[str, Any]) -> Path:
+    return Path("/var/lib/racer") if around.root else around.home / ".local" / "state" / "racer"
+
+
+def _run_dir(around: Surroundings, _: Mapping[str, Any]) -> Path:
+    if around.root:
+        return Path("/run/racer")
+    runtime = around.environ.get("XDG_RUNTIME_DIR")
+    if not runtime:
+        raise ValueError(
+            "there is no default, because XDG_RUNTIME_DIR is not set: name a folder with"
+            " --run-dir or RACER_RUN_DIR"
+        )
+    return Path(runtime) / "racer"
+
+
+def _key_file(_: Surroundings, earlier: Mapping[str, Any]) -> Path | None:
+    state_dir = earlier.get("state_dir")
+    return None if state_dir is None else state_dir / "keys"
+
+
+def _memory(_: Surroundings, __: Mapping[str, Any]) -> int:
+    return memory_budget_default()
+
+
+def _cores(_: Surroundings, __: Mapping[str, Any]) -> int:
+    return len(os.sched_getaffinity(0))
+
+
+SETTINGS: tuple[Declared, ...] = (
+    Declared("state_dir", kinds.PATH, _state_dir, "keys and, by default, the slab",
+             default_text="/var/lib/racer for root, else ~/.local/state/racer"),
+    Declared("run_dir", kinds.PATH, _run_dir, "sockets: <run_dir>/<cache>/client/socket",
+             default_text="/run/racer for root, else $XDG_RUNTIME_DIR/racer"),
+    Declared("key_file", kinds.PATH, _key_file, "master keys; made on first start",
+             default_text="<state_dir>/keys"),
+    Declared("gpu", kinds.choice("auto", "on", "off"), "auto",
+             "auto serves without a GPU; on fails at start when there is none"),
+    Declared("diagnostics", kinds.ADDRESS, ("127.0.0.1", 9090),
+             "address of /healthz, /readyz, /metrics and /debug", default_text="127.0.0.1:9090"),
+    Declared("log_level", kinds.choice("debug", "info", "warning", "error"), "info",
+             "what is logged"),
+    Declared("log_format", kinds.choice("text", "json"), "text", "how it is logged"),
+    Declared("memory", kinds.size(1 * MIB, 64 * TIB), _memory,
+             "memory tier: sealed pages, a hard limit",
+             default_text="a quarter of the memory there is, at most 16GiB"),
+    Declared("plaintext", kinds.size(PAGE_BYTES_MIN, TIB), 512 * MIB,
+             "plaintext in flight from origins and in streams, a hard limit"),
+    Declared("dirty", kinds.size(PAGE_BYTES_MIN, TIB), 256 * MIB,
+             "sealed pages waiting for a disk, a hard limit"),
+    Declared("page_bytes", kinds.size(PAGE_BYTES_MIN, PAGE_BYTES_MAX), PAGE_BYTES_DEFAULT,
+             "unit of caching, a power of two, fixed for the life of a slab"),
+    Declared("frame_bytes", kinds.size(FRAME_BYTES_MIN, PAGE_BYTES_MAX), FRAME_BYTES_DEFAULT,
+             "unit of sealing, a power of two, fixed for the life of a slab"),
+    Declared("request_pages", kinds.count(1, 1024), 8, "pages in progress for one request"),
+    Declared("connection_pages", kinds.count(1, 4096), 16,
+             "pages in progress for one connection"),
+    Declared("connections_max", kinds.count(1, 65536), 1024, "client connections of one cache"),
+    Declared("open_threads", kinds.count(1, 1024), _cores, "threads that open and seal",
+             default_text="one per core"),
+    Declared("disk_threads", kinds.count(1, 1024), 4, "threads that read and write disks"),
+    Declared("origin_threads", kinds.count(1, 1024), 16, "requests to origins at a time"),
+    Declared("socket_mode", kinds.MODE, 0o660, "mode of the client sockets"),
+    Declared("socket_group", kinds.TEXT, None, "group of the client sockets"),
+    Declared("deadline_seconds", kinds.seconds(0.1, 86400), 300.0,
+             "deadline of a request that names none"),
+    Declared("drain_seconds", kinds.seconds(0, 3600), 25.0,
+             "how long SIGTERM waits for running reads; below the pod's grace period"),
+    Declared("version_seconds", kinds.seconds(0, 86400), 60.0,
+             "how long a version is taken for current without asking the origin"),
+    Declared("disk_seconds", kinds.seconds(0.01, 600), 2.0,
+             "how long one page may take from a disk before the next rung is asked"),
+    Declared("write_seconds", kinds.seconds(0, 600), 1.0,
+             "how long a cold read waits for a slow disk before a page is not kept"),
+    Declared("checkpoint_seconds", kinds.seconds(1, 86400), 300.0,
+             "time between checkpoints of the index"),
+    Declared("scrub_bytes_per_second", kinds.size(0, 100 * GIB), 8 * MIB,
+             "how fast idle disks are checked for rot; 0 turns it off"),
+    Declared("free_space_floor", kinds.fraction(0.0, 0.95), 0.15,
+             "share of a file system that a slab never takes"),
+    Declared("write_bytes_per_day", kinds.size(1 * KIB, 1 << 60), None,
+             "what may be written to each disk in a day"),
+)  # fmt: skip
