@@ -7,7 +7,8 @@ implementation, real or scripted, passes `tests/contract/origin_contract.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,19 +17,52 @@ from racerd.runtime.deadline import Deadline
 
 
 class CancelToken:
-    """Asks a running origin call to stop. The call looks at it between chunks."""
+    """Asks a running origin call to stop, from any thread.
 
-    __slots__ = ("_event",)
+    The call looks at it between chunks; one that is blocked in the kernel registers what wakes it
+    (`on_cancel`), so that cancelling takes effect at once and not after an idle time-out.
+    """
+
+    __slots__ = ("_event", "_lock", "_wakers")
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._wakers: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
-        self._event.set()
+        with self._lock:
+            self._event.set()
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
 
     @property
     def cancelled(self) -> bool:
         return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleeps up to `seconds`; returns whether it was cancelled."""
+        return self._event.wait(seconds)
+
+    @contextmanager
+    def on_cancel(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Calls `wake` once if cancelled inside the block, at once if it already is.
+
+        `wake` runs on the cancelling thread: it must not block and must not raise.
+        """
+        with self._lock:
+            late = self._event.is_set()
+            if not late:
+                self._wakers.append(wake)
+        if late:
+            wake()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if wake in self._wakers:
+                    self._wakers.remove(wake)
 
 
 @dataclass(frozen=True, slots=True)

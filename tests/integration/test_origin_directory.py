@@ -1,0 +1,206 @@
+"""A directory as an origin, on a real file system."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from racerd.config.origin_options import OriginOptions
+from racerd.errors import RacerError, RequestError
+from racerd.ids import ObjectId
+from racerd.origin.directory import DirectoryOrigin
+from racerd.origin.protocol import CancelToken, ListedPrefix
+from racerd.runtime.deadline import Deadline
+
+
+@pytest.fixture(params=["openat2", "walk"])
+def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DirectoryOrigin]:
+    """Both ways of opening must keep the same promises."""
+    root = tmp_path / "root"
+    (root / "b" / "sub").mkdir(parents=True)
+    (root / "b" / "file.bin").write_bytes(bytes(range(256)) * 100)
+    (root / "b" / "sub" / "deep").write_bytes(b"deep")
+    (root / "other").mkdir()
+    (root / "other" / "secret").write_bytes(b"other bucket")
+    (tmp_path / "outside").write_bytes(b"outside")
+    directory = DirectoryOrigin(root, OriginOptions())
+    directory._opened().walks = request.param == "walk"
+    yield directory
+    directory.close()
+
+
+def _deadline() -> Deadline:
+    return Deadline.after(30)
+
+
+def _id(key: bytes, bucket: str = "b") -> ObjectId:
+    return ObjectId("c", bucket, key)
+
+
+def _read(origin: DirectoryOrigin, key: bytes) -> bytes:
+    version = origin.head(_id(key), deadline=_deadline())
+    return bytes(origin.fetch(version, 0, version.size, deadline=_deadline(), cancel=CancelToken()))
+
+
+def _code(call: Callable[[], object]) -> str:
+    with pytest.raises(RacerError) as caught:
+        call()
+    return caught.value.code
+
+
+def test_reads_what_is_there(origin: DirectoryOrigin) -> None:
+    """R30: any range of any file."""
+    version = origin.head(_id(b"file.bin"), deadline=_deadline())
+    assert (version.size, version.weak) == (25600, True)
+    got = origin.fetch(version, 255, 300, deadline=_deadline(), cancel=CancelToken())
+    assert bytes(got) == (bytes(range(256)) * 2)[255:300]
+    assert _read(origin, b"sub/deep") == b"deep"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [b"../other/secret", b"/etc/passwd", b"sub/../file.bin", b"./file.bin", b"sub//deep",
+     b"/file.bin", b"file.bin/", b"file.bin/x", b"sub", b"nowhere", b"..", b"sub/..", b"x" * 300],
+)  # fmt: skip
+def test_no_other_name_names_a_file(origin: DirectoryOrigin, key: bytes) -> None:
+    """R30: a name that is not exactly a file's is not_found, never another object's bytes."""
+    assert _code(lambda: origin.head(_id(key), deadline=_deadline())) == "not_found"
+
+
+def test_symlinks_do_not_lead_out(origin: DirectoryOrigin, tmp_path: Path) -> None:
+    """R30: nothing outside the root is reached, by a file's link or a folder's."""
+    bucket = tmp_path / "root" / "b"
+    (bucket / "out").symlink_to(tmp_path / "outside")
+    (bucket / "relative").symlink_to("../../outside")
+    (bucket / "folder").symlink_to(tmp_path)
+    (bucket / "proc").symlink_to("/proc/self/root")
+    for key in (b"out", b"relative", b"folder/outside", b"proc/etc/passwd"):
+        assert _code(lambda key=key: origin.head(_id(key), deadline=_deadline())) == "not_found"
+    listed = [e.key for e in origin.list_objects("b", b"", delimiter=None, after=None,
+                                                 deadline=_deadline())]  # fmt: skip
+    assert listed == [b"file.bin", b"sub/deep"]
+
+
+def test_links_inside_the_root_work(tmp_path: Path) -> None:
+    """Model caches are built of links from snapshots to blobs."""
+    root = tmp_path / "root"
+    (root / "m" / "blobs").mkdir(parents=True)
+    (root / "m" / "snapshots" / "abc").mkdir(parents=True)
+    (root / "m" / "blobs" / "123").write_bytes(b"weights")
+    (root / "m" / "snapshots" / "abc" / "model").symlink_to("../../blobs/123")
+    origin = DirectoryOrigin(root, OriginOptions())
+    try:
+        if origin._opened().walks:
+            pytest.skip("this kernel has no openat2: links are not followed")
+        assert _read_of(origin, "m", b"snapshots/abc/model") == b"weights"
+        listed = origin.list_objects("m", b"snap", delimiter=None, after=None, deadline=_deadline())
+        assert [entry.key for entry in listed] == [b"snapshots/abc/model"]
+    finally:
+        origin.close()
+
+
+def _read_of(origin: DirectoryOrigin, bucket: str, key: bytes) -> bytes:
+    version = origin.head(_id(key, bucket), deadline=_deadline())
+    view = origin.fetch(version, 0, version.size, deadline=_deadline(), cancel=CancelToken())
+    return bytes(view)
+
+
+def test_odd_names_survive(origin: DirectoryOrigin, tmp_path: Path) -> None:
+    """R30: a key is bytes; what the file system can name, clients can read."""
+    names = [b"a b", b"a%20b", b"a+b", b"a#b?c", "ü→".encode(), b"\xff\xfe", b"-", b"...", b"a\nb"]
+    for name in names:
+        (tmp_path / "root" / "other" / os.fsdecode(name)).write_bytes(b"=" + name)
+    for name in names:
+        assert _read_of(origin, "other", name) == b"=" + name
+    listed = origin.list_objects("other", b"", delimiter=None, after=None, deadline=_deadline())
+    assert [entry.key for entry in listed] == sorted([*names, b"secret"])
+
+
+def test_a_fifo_does_not_block(origin: DirectoryOrigin, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "root" / "b" / "pipe")
+    assert _code(lambda: origin.head(_id(b"pipe"), deadline=_deadline())) == "not_found"
+
+
+def test_a_replaced_file_is_another_version(origin: DirectoryOrigin, tmp_path: Path) -> None:
+    """F55, F65: a pinned read of a file that was replaced or written to fails."""
+    path = tmp_path / "root" / "b" / "file.bin"
+    old = origin.head(_id(b"file.bin"), deadline=_deadline())
+    path.with_name("new").write_bytes(b"x" * old.size)
+    path.with_name("new").replace(path)
+
+    def fetch() -> object:
+        return origin.fetch(old, 0, 10, deadline=_deadline(), cancel=CancelToken())
+
+    assert _code(fetch) == "version_changed"
+    now = origin.head(_id(b"file.bin"), deadline=_deadline())
+    path.write_bytes(b"y" * 10)
+    assert _code(
+        lambda: origin.fetch(now, 0, now.size, deadline=_deadline(), cancel=CancelToken())
+    ) == "version_changed"  # fmt: skip
+
+
+def test_cancelled_and_late_reads_stop(origin: DirectoryOrigin) -> None:
+    """R7: a cancelled read ends at once; so does one whose deadline passed."""
+    version = origin.head(_id(b"file.bin"), deadline=_deadline())
+    cancel = CancelToken()
+    cancel.cancel()
+    assert _code(
+        lambda: origin.fetch(version, 0, 10, deadline=_deadline(), cancel=cancel)
+    ) == "origin_cancelled"  # fmt: skip
+    assert _code(
+        lambda: origin.fetch(version, 0, 10, deadline=Deadline.after(0), cancel=CancelToken())
+    ) == "deadline_exceeded"  # fmt: skip
+
+
+def test_listings(origin: DirectoryOrigin, tmp_path: Path) -> None:
+    """Byte order of whole keys; `after` and the delimiter as object stores have them."""
+    bucket = tmp_path / "root" / "b"
+    (bucket / "sub.txt").write_bytes(b"")
+    (bucket / "sub" / "a").write_bytes(b"1")
+
+    def keys(
+        prefix: bytes = b"", delimiter: bytes | None = None, after: bytes | None = None
+    ) -> list[bytes]:
+        entries = origin.list_objects(
+            "b", prefix, delimiter=delimiter, after=after, deadline=_deadline()
+        )
+        return [entry.key for entry in entries]
+
+    assert keys() == [b"file.bin", b"sub.txt", b"sub/a", b"sub/deep"]
+    assert keys(after=b"sub/a") == [b"sub/deep"]
+    assert keys(b"sub/") == [b"sub/a", b"sub/deep"]
+    assert keys(b"sub/d") == [b"sub/deep"]
+    assert keys(delimiter=b"/") == [b"file.bin", b"sub.txt", b"sub/"]
+    assert keys(b"sub/", b"/") == [b"sub/a", b"sub/deep"]
+    assert keys(b"nowhere/") == []
+    entries = origin.list_objects("b", b"", delimiter=b"/", after=None, deadline=_deadline())
+    assert [isinstance(e, ListedPrefix) for e in entries] == [False, False, True]
+    assert origin.list_buckets(deadline=_deadline()) == ["b", "other"]
+
+
+def test_buckets_can_be_restricted(tmp_path: Path) -> None:
+    """R30: `buckets` says which buckets can be named at all."""
+    (tmp_path / "in").mkdir()
+    origin = DirectoryOrigin(tmp_path, OriginOptions(buckets=("in",)))
+    try:
+        assert origin.list_buckets(deadline=_deadline()) == ["in"]
+        with pytest.raises(RequestError, match="not one that this cache may read"):
+            origin.head(_id(b"x", "out"), deadline=_deadline())
+    finally:
+        origin.close()
+
+
+def test_a_missing_root_says_so(tmp_path: Path) -> None:
+    origin = DirectoryOrigin(tmp_path / "nowhere", OriginOptions())
+    assert _code(lambda: origin.head(_id(b"x"), deadline=_deadline())) == "origin_unavailable"
+
+
+def test_closing_an_unfinished_listing_leaves_nothing(origin: DirectoryOrigin) -> None:
+    """A listing that is dropped before or in the middle gives its descriptors back."""
+    for asked in (0, 1):
+        entries = origin.list_objects("b", b"", delimiter=None, after=None, deadline=_deadline())
+        assert [next(entries).key for _ in range(asked)] == [b"file.bin"][:asked]
+        del entries
