@@ -1,0 +1,513 @@
+"""The engine of one slab: where pages are, where the next goes, what is given up for it.
+
+Layer: store, pure: no I/O, no clock, no thread. Its driver (`disk`) holds a lock around every call
+and does the I/O that the engine asks for: `reserve` answers with a place to write to, or with what
+has to be done first. Space is charged when it is reserved, before anything is written, so that the
+slab cannot outgrow its capacity.
+
+Eviction takes whole segments, oldest first. A segment of which more than half was read since it
+was last looked at gets a second chance; of any other the records that were read are copied to the
+open segment, the rest is dropped. Copies need room, so eviction starts while the open segment
+still has half of its room.
+
+Whatever is dropped stays dropped: `Dropped` asks the driver for a tombstone, a reservation that is
+dropped while it is being written is refused at `commit`, and an emptied segment gets a new
+generation before it is used again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from racerd.ids import ObjectId, PageId
+from racerd.store.columns import NOTHING, Array
+from racerd.store.geometry import BLOCK_BYTES, SEGMENT_HEADER_BYTES, SlabGeometry
+from racerd.store.index import FORMAT_V1 as ROW_V1
+from racerd.store.index import HITS_MAX, SUSPECT, PageIndex
+from racerd.store.record import FORMAT_V1, RecordHeader
+from racerd.store.record_v1 import v1_record_bytes
+from racerd.store.segments import Segments, SegmentState
+
+MOVE_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record, pinned for reading until `end_read`. `offset` is in the slab."""
+
+    page: PageId
+    segment: int
+    offset: int
+    generation: int
+    length: int
+    record_bytes: int
+    v1: bool
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Space for one record, charged and pinned until `commit` or `abort`."""
+
+    page: PageId
+    segment: int
+    offset: int
+    generation: int
+    sequence: int
+    length: int
+    record_bytes: int
+    moves: Found | None = None
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Write a header of `generation` to `segment`, then call `prepared` or `not_prepared`.
+
+    `allocate`: the segment was never used; the medium must be asked for its space first.
+    """
+
+    segment: int
+    generation: int
+    allocate: bool
+
+
+class Evict:
+    """Call `next_victim`, copy what it says, call `evicted`, then ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """There is no place, and nothing that could be done for one. `reason` goes into metrics."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A segment to be evicted and the records in it that are worth a copy, pinned each."""
+
+    segment: int
+    moves: list[Found] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A record that left the index. Its segment is pinned until `tombstone_done`."""
+
+    segment: int
+    offset: int
+    generation: int
+    record_bytes: int
+
+
+class Engine:
+    """See the module. `pinned` tells whether pages of an object must not be evicted."""
+
+    def __init__(
+        self, geometry: SlabGeometry, *, pinned: Callable[[ObjectId], bool] = lambda _: False
+    ) -> None:
+        self.geometry = geometry
+        self.index = PageIndex(geometry.segment_count)
+        self.segments = Segments(geometry)
+        self.live_bytes = 0
+        self.cache_bytes: list[int] = []  # By the catalog's cache number.
+        self.next_sequence = 1
+        self.next_generation = 1
+        self.growing = True  # False while the medium has no space for segments never used.
+        self._is_pinned = pinned
+        self._pending: dict[tuple[bytes, int], Reservation] = {}
+        self._writing: set[Reservation] = set()  # Pending ones, cancelled ones, moves.
+
+    # Reading
+
+    def contains(self, page: PageId) -> bool:
+        return self.index.find(page) != NOTHING
+
+    def is_v1(self, page: PageId) -> bool:
+        row = self.index.find(page)
+        return row != NOTHING and bool(self.index.table.views["flags"][row] & ROW_V1)
+
+    def start_read(self, page: PageId) -> Found | None:
+        """Finds `page`, counts the hit and pins its segment."""
+        row = self.index.find(page)
+        if row == NOTHING:
+            return None
+        hits = self.index.table.views["hits"]
+        if hits[row] < HITS_MAX:
+            hits[row] += 1
+        return self._found(row, page)
+
+    def end_read(self, found: Found) -> None:
+        self.segments.unpin(found.segment)
+
+    def suspect(self, found: Found) -> bool:
+        """Notes that a read failed; returns whether one had failed before."""
+        row = self._row_of(found)
+        if row == NOTHING:
+            return False
+        flags = self.index.table.views["flags"]
+        before = bool(flags[row] & SUSPECT)
+        flags[row] |= SUSPECT
+        return before
+
+    def _found(self, row: int, page: PageId) -> Found:
+        views = self.index.table.views
+        segment = views["segment"][row]
+        self.segments.pin(segment)
+        return Found(
+            page,
+            segment,
+            self._offset(row),
+            self.segments.generations[segment],
+            views["length"][row],
+            self._record_bytes(row),
+            bool(views["flags"][row] & ROW_V1),
+        )
+
+    def _offset(self, row: int) -> int:
+        views = self.index.table.views
+        start = self.geometry.segment_offset(views["segment"][row])
+        return int(start + views["block"][row] * BLOCK_BYTES)
+
+    def _record_bytes(self, row: int) -> int:
+        views = self.index.table.views
+        length = views["length"][row]
+        if views["flags"][row] & ROW_V1:
+            identity = self.index.catalog.table.views["identity"][views["version"][row]]
+            return v1_record_bytes(identity, length)
+        return self.geometry.record_bytes(length)
+
+    def _row_of(self, found: Found) -> int:
+        """The row of `found` if the index still means this very record, else NOTHING."""
+        row = self.index.find(found.page)
+        if row == NOTHING or self._offset(row) != found.offset:
+            return NOTHING
+        if self.segments.generations[found.segment] != found.generation:
+            return NOTHING
+        return row
+
+    # Writing
+
+    def reserve(
+        self, page: PageId, length: int, *, evict: bool = True
+    ) -> Reservation | Prepare | Evict | Refused:
+        """Charges space for a record of `page`, or says what must happen first.
+
+        `evict=False` takes what room is left: for when no victim was found.
+        """
+        if page.key in self._pending:
+            return Refused("in_flight")
+        if self.contains(page):
+            return Refused("present")
+        size = self.geometry.record_bytes(length)
+        todo = self._make_room(size, evict=evict)
+        if todo is not None:
+            return todo
+        reservation = self._append(page, length, size)
+        self._pending[page.key] = reservation
+        return reservation
+
+    def _make_room(self, size: int, *, evict: bool) -> Prepare | Evict | Refused | None:
+        segments = self.segments
+        if segments.open is not None and segments.room(segments.open) < size:
+            segments.seal_open()
+        if segments.open is None and segments.free:
+            segments.open_next()
+        growable = bool(segments.fresh) and self.growing
+        if segments.open is None:
+            if growable:
+                return self._prepare(segments.fresh[0], allocate=True)
+            return Evict() if evict and segments.queue else Refused("no_space")
+        left = segments.room(segments.open) - size
+        if left < 0:
+            return Refused("too_large")
+        spare = growable or bool(segments.free)
+        if evict and not spare and segments.queue and left < self._move_bytes_max(segments.open):
+            return Evict()
+        return None
+
+    def _move_bytes_max(self, segment: int) -> int:
+        return int(self.geometry.segment_size(segment) * MOVE_SHARE)
+
+    def _prepare(self, segment: int, *, allocate: bool) -> Prepare:
+        generation = self.next_generation
+        self.next_generation += 1
+        return Prepare(segment, generation, allocate)
+
+    def _append(self, page: PageId, length: int, size: int) -> Reservation:
+        segment = self.segments.open
+        assert segment is not None
+        offset = self.segments.append(segment, size)
+        self.segments.pin(segment)
+        sequence = self.next_sequence
+        self.next_sequence += 1
+        generation = self.segments.generations[segment]
+        made = Reservation(page, segment, offset, generation, sequence, length, size)
+        self._writing.add(made)
+        return made
+
+    def unwritten(self) -> dict[int, int]:
+        """For segments that are being written to: where the first such record starts in them."""
+        starts: dict[int, int] = {}
+        for reservation in self._writing:
+            segment = reservation.segment
+            start = reservation.offset - self.geometry.segment_offset(segment)
+            starts[segment] = min(start, starts.get(segment, start))
+        return starts
+
+    def prepared(self, done: Prepare) -> None:
+        self.segments.prepared(done.segment, done.generation)
+
+    def not_prepared(self, failed: Prepare, *, no_space: bool) -> None:
+        """The header of a segment could not be written, or its space not be allocated."""
+        if no_space and failed.allocate:
+            self.growing = False
+        else:
+            self.segments.spoil(failed.segment)
+
+    def commit(self, done: Reservation) -> Dropped | None:
+        """The record is written: it can be found from now on.
+
+        Returns what needs a tombstone: the record itself if the page was dropped meanwhile.
+        """
+        self._settle_pending(done)
+        if done.cancelled:
+            return self._dropped(done)
+        self._add(done.page, done.segment, done.offset, done.length, done.record_bytes, flags=0)
+        self.segments.unpin(done.segment)
+        return None
+
+    def abort(self, failed: Reservation, *, written: bool) -> Dropped | None:
+        """The record was not written. `written`: part of it may have been; a tombstone follows."""
+        self._settle_pending(failed)
+        if written:
+            return self._dropped(failed)
+        segment = failed.segment
+        start = self.geometry.segment_offset(segment)
+        if start + self.segments.used[segment] == failed.offset + failed.record_bytes:
+            self.segments.used[segment] -= failed.record_bytes  # Nothing came behind it.
+        self.segments.unpin(segment)
+        return None
+
+    def _settle_pending(self, reservation: Reservation) -> None:
+        self._writing.discard(reservation)
+        if self._pending.get(reservation.page.key) is reservation:
+            del self._pending[reservation.page.key]
+
+    def _dropped(self, record: Reservation | Found) -> Dropped:
+        return Dropped(record.segment, record.offset, record.generation, record.record_bytes)
+
+    def _add(
+        self, page: PageId, segment: int, offset: int, length: int, size: int, *, flags: int
+    ) -> int:
+        block = (offset - self.geometry.segment_offset(segment)) // BLOCK_BYTES
+        row = self.index.add(
+            page, segment=segment, block=block, length=length, flags=flags,
+            pinned=self._is_pinned(page.version.object_id),
+        )  # fmt: skip
+        self._charge(row, segment, size)
+        return row
+
+    def _charge(self, row: int, segment: int, size: int) -> None:
+        """Accounts a record of `size` bytes, which is negative when it leaves."""
+        self.live_bytes += size
+        self.segments.live_bytes[segment] += size
+        cache = self._cache_of(row)
+        if cache >= len(self.cache_bytes):
+            self.cache_bytes.extend([0] * (cache + 1 - len(self.cache_bytes)))
+        self.cache_bytes[cache] += size
+
+    def _cache_of(self, row: int) -> int:
+        version = self.index.table.views["version"][row]
+        return int(self.index.catalog.table.views["cache"][version])
+
+    # Eviction
+
+    def next_victim(self) -> Victim | None:
+        """Chooses the segment to evict; None if every one is in use or holds pinned pages."""
+        segments = self.segments
+        for segment in segments.queue:
+            if segments.live_bytes[segment] == 0 and segments.pins[segment] == 0:
+                return Victim(segment)
+        for _ in range((HITS_MAX + 1) * len(segments.queue)):
+            segment = segments.queue[0]
+            if segments.pins[segment] == 0:
+                moves = self._worth_moving(segment)
+                if moves is not None:
+                    return Victim(segment, moves)
+            segments.queue.rotate(-1)
+        return None
+
+    def _worth_moving(self, segment: int) -> list[Found] | None:
+        """Records to copy; None if they are so many that the segment gets a second chance."""
+        hits = self.index.table.views["hits"]
+        rows = list(self.index.rows_of_segment(segment))
+        worth = [row for row in rows if hits[row] or self._pinned_row(row)]
+        size = sum(self._record_bytes(row) for row in worth)
+        for row in worth:
+            hits[row] -= hits[row] > 0
+        if size > self._move_bytes_max(segment):
+            return None
+        return [self._found(row, self.index.page(row)) for row in reversed(worth)]
+
+    def _pinned_row(self, row: int) -> bool:
+        version = self.index.table.views["version"][row]
+        return bool(self.index.catalog.table.views["pinned"][version])
+
+    def start_move(self, found: Found) -> Reservation | None:
+        """Charges room for a copy of `found`; None if there is none or it was dropped."""
+        if self._row_of(found) == NOTHING or found.v1:
+            return None
+        segments = self.segments
+        if segments.open is not None and segments.room(segments.open) < found.record_bytes:
+            if not segments.free:
+                return None
+            segments.seal_open()
+        if segments.open is None:
+            if not segments.free:
+                return None
+            segments.open_next()
+        copy = self._append(found.page, found.length, found.record_bytes)
+        copy.moves = found
+        return copy
+
+    def commit_move(self, done: Reservation) -> Dropped | None:
+        """The copy is written: it is the record from now on, unless the page was dropped."""
+        assert done.moves is not None
+        self._settle_pending(done)
+        row = self._row_of(done.moves)
+        if row == NOTHING:
+            return self._dropped(done)
+        block = (done.offset - self.geometry.segment_offset(done.segment)) // BLOCK_BYTES
+        self._charge(row, done.moves.segment, -done.record_bytes)
+        self.index.move(row, segment=done.segment, block=block)
+        self._charge(row, done.segment, done.record_bytes)
+        self.segments.unpin(done.segment)
+        return None
+
+    def evicted(self, victim: Victim) -> tuple[Prepare, int]:
+        """Drops what is left in the victim. Returns the header to write and the pages dropped."""
+        for found in victim.moves:
+            self.end_read(found)
+        rows = list(self.index.rows_of_segment(victim.segment))
+        for row in rows:
+            self._forget(row)
+        self.segments.empty(victim.segment)
+        return self._prepare(victim.segment, allocate=False), len(rows)
+
+    def _forget(self, row: int) -> None:
+        segment = self.index.table.views["segment"][row]
+        self._charge(row, segment, -self._record_bytes(row))
+        self.index.remove(row)
+
+    # Dropping
+
+    def drop(self, page: PageId) -> Dropped | None:
+        """Forgets `page`, also one that is being written. Returns what needs a tombstone."""
+        pending = self._pending.pop(page.key, None)
+        if pending is not None:
+            pending.cancelled = True
+        row = self.index.find(page)
+        return None if row == NOTHING else self._drop_row(row)
+
+    def drop_found(self, found: Found) -> Dropped | None:
+        """Forgets this very record, not one that replaced it."""
+        row = self._row_of(found)
+        return None if row == NOTHING else self._drop_row(row)
+
+    def drop_rows(self, rows: Iterable[int]) -> list[Dropped]:
+        return [self._drop_row(row) for row in rows]
+
+    def drop_pending(self, matches: Callable[[ObjectId], bool]) -> int:
+        """Makes sure that pages being written now are not kept. Returns how many those are."""
+        chosen = [r for r in self._pending.values() if matches(r.page.version.object_id)]
+        for reservation in chosen:
+            reservation.cancelled = True
+            del self._pending[reservation.page.key]
+        return len(chosen)
+
+    def _drop_row(self, row: int) -> Dropped:
+        views = self.index.table.views
+        segment = views["segment"][row]
+        self.segments.pin(segment)
+        dropped = Dropped(
+            segment, self._offset(row), self.segments.generations[segment], self._record_bytes(row)
+        )
+        self._forget(row)
+        return dropped
+
+    def tombstone_done(self, dropped: Dropped) -> None:
+        self.segments.unpin(dropped.segment)
+
+    # Recovery
+
+    def settle(self, segment: int, state: SegmentState, generation: int, used: int) -> None:
+        """What recovery found out about a segment; its records are added before or after."""
+        self.segments.settle(segment, state, generation, used)
+        self.next_generation = max(self.next_generation, generation + 1)
+
+    def add_recovered(self, segment: int, header: RecordHeader, page: PageId) -> Dropped | None:
+        """Adds a record found on the medium. Returns the loser if the page is here twice.
+
+        The younger segment wins; both hold the same bytes, since a page never changes.
+        """
+        self.next_sequence = max(self.next_sequence, header.sequence + 1)
+        place = header.place
+        loser = None
+        row = self.index.find(page)
+        if row != NOTHING and self._offset(row) == place.offset:
+            return None
+        if row != NOTHING or page.key in self._pending:
+            other = self.index.table.views["segment"][row] if row != NOTHING else None
+            if other is None or self.segments.generations[other] >= place.generation:
+                self.segments.pin(segment)
+                return Dropped(segment, place.offset, place.generation, header.record_bytes)
+            loser = self._drop_row(row)
+        flags = ROW_V1 if header.version == FORMAT_V1 else 0
+        self._add(page, segment, place.offset, header.seal.length, header.record_bytes, flags=flags)
+        return loser
+
+    def adopt(
+        self, versions: dict[str, Array], names: bytes, caches: list[str], pages: dict[str, Array]
+    ) -> None:
+        """Takes over the pages of a checkpoint. The index must be empty."""
+        catalog = self.index.catalog
+        catalog.load(versions, names, caches)
+        self.index.load(pages)
+        rows = self.index.live_rows()
+        columns = self.index.table.arrays
+        sizes = self.geometry.header_bytes + -(-columns["length"][rows] // BLOCK_BYTES) * np.int64(
+            BLOCK_BYTES
+        )
+        for at in np.flatnonzero(columns["flags"][rows] & ROW_V1).tolist():
+            sizes[at] = self._record_bytes(int(rows[at]))
+        segments = np.bincount(columns["segment"][rows], sizes, len(self.segments))
+        self.segments.live_bytes = array("Q", segments.astype(np.uint64).tobytes())
+        owners = catalog.table.arrays["cache"][columns["version"][rows]]
+        self.cache_bytes = np.bincount(owners, sizes, len(caches)).astype(np.int64).tolist()
+        self.live_bytes = int(sizes.sum())
+        self.mark_pinned()
+
+    def mark_pinned(self) -> None:
+        """Asks anew, for every version here, whether it is pinned."""
+        catalog = self.index.catalog
+        for row in catalog.live_rows().tolist():
+            pinned = self._is_pinned(catalog.version(row).object_id)
+            catalog.table.views["pinned"][row] = pinned
+
+    def recovered(self) -> None:
+        """Recovery is complete: from now on the age of segments counts."""
+        self.segments.recovered()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that records may take."""
+        return sum(
+            self.geometry.segment_size(segment) - SEGMENT_HEADER_BYTES
+            for segment, state in enumerate(self.segments.states)
+            if state is not SegmentState.BAD
+        )
