@@ -1,0 +1,127 @@
+"""Client of racerd: model files straight into your memory.
+
+    with racer.Client() as client:
+        config = client.read("racer://local/llama/config.json")
+        with client.map("racer://local/llama/model.safetensors") as view:
+            ...
+
+`AsyncClient` is the same, awaitable. Needs neither torch nor CUDA, nor anything but the standard
+library. Names are imported when they are first used, so that `import racer` stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from racer.errors import (
+    BadRequest,
+    BadUrl,
+    Closed,
+    ConnectionLost,
+    Corrupt,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    Draining,
+    Forbidden,
+    Forked,
+    InternalError,
+    MemoryLost,
+    MemoryUnavailable,
+    NotFound,
+    OriginUnavailable,
+    Overloaded,
+    ProtocolError,
+    RacerError,
+    RangeNotSatisfiable,
+    TargetRefused,
+    VersionChanged,
+)
+from racer.urls import RacerUrl
+
+if TYPE_CHECKING:
+    from racer.aio import AsyncClient, AsyncLanding
+    from racer.client import Client
+    from racer.landing import Landing
+    from racer.mapping import MappedObject
+    from racer.messages import (
+        Entry,
+        Evicted,
+        Explanation,
+        HostRead,
+        Info,
+        PageExplanation,
+        Prefetched,
+        Stat,
+    )
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "AsyncClient": "racer.aio",
+    "AsyncLanding": "racer.aio",
+    "Client": "racer.client",
+    "Landing": "racer.landing",
+    "MappedObject": "racer.mapping",
+    "Entry": "racer.messages",
+    "Evicted": "racer.messages",
+    "Explanation": "racer.messages",
+    "HostRead": "racer.messages",
+    "Info": "racer.messages",
+    "PageExplanation": "racer.messages",
+    "Prefetched": "racer.messages",
+    "Stat": "racer.messages",
+}
+
+__all__ = [
+    "AsyncClient",
+    "AsyncLanding",
+    "BadRequest",
+    "BadUrl",
+    "Client",
+    "Closed",
+    "ConnectionLost",
+    "Corrupt",
+    "DaemonUnavailable",
+    "DeadlineExceeded",
+    "Draining",
+    "Entry",
+    "Evicted",
+    "Explanation",
+    "Forbidden",
+    "Forked",
+    "HostRead",
+    "Info",
+    "InternalError",
+    "Landing",
+    "MappedObject",
+    "MemoryLost",
+    "MemoryUnavailable",
+    "NotFound",
+    "OriginUnavailable",
+    "Overloaded",
+    "PageExplanation",
+    "Prefetched",
+    "ProtocolError",
+    "RacerError",
+    "RacerUrl",
+    "RangeNotSatisfiable",
+    "Stat",
+    "TargetRefused",
+    "VersionChanged",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'racer' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,385 @@
+"""The client for threads: `Client`.
+
+Layer: top of the package, on `endpoint`, `transfer` and `landing`. Safe to use from any number of
+threads; a forked child gets connections of its own. How a read goes: small ones come over the
+socket in one exchange; large ones are written by the daemon into shared memory, several parts at a
+time, and copied out once (`read`, `read_into`) or not at all (`map`, `Landing`). Where the daemon
+cannot write into our memory, the bytes are streamed instead, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+
+from racer import bulk, messages
+from racer.bulk import SMALL_BYTES, BulkRead
+from racer.deadline import Deadline
+from racer.endpoint import Endpoint
+from racer.errors import Closed, ProtocolError, RangeNotSatisfiable, VersionChanged
+from racer.landing import Landing, Ring
+from racer.mapping import MappedObject
+from racer.memory import SharedMemory
+from racer.messages import Entry, Evicted, Explanation, Info, Prefetched, Stat
+from racer.socket_path import SocketPlace
+from racer.streaming import get
+from racer.urls import RacerUrl
+
+Buffer = bytearray | memoryview
+Url = str | RacerUrl
+
+TIMEOUT_SECONDS = 300.0
+CONNECTIONS_MAX = 16
+_LIST_LIMIT = 1000
+
+
+class Client:
+    """Reads objects through the racerd of this node.
+
+    `socket` names one cache's socket, `run_dir` the directory with all of them; without either the
+    environment decides (see `socket_path`). `timeout` is how long, in seconds, a call goes on
+    without getting further: each request, or each part of a large read, has to end in that time,
+    retries included; every call can give its own.
+
+    Use it as a context manager, or `close` it. Nothing is opened before the first call.
+    """
+
+    def __init__(
+        self,
+        *,
+        socket: str | os.PathLike[str] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        Deadline.after(timeout)  # Raises for what is no time.
+        self.place = SocketPlace.find(
+            None if socket is None else os.fspath(socket),
+            None if run_dir is None else os.fspath(run_dir),
+        )
+        self.timeout = timeout
+        self._connections_max = connections_max
+        self._lock = threading.Lock()
+        self._endpoints: dict[str, Endpoint] = {}
+        self._ring = Ring()
+        self._closed = False
+        _CLIENTS.add(self)
+
+    # --- lifetime ---------------------------------------------------------------------------
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections and frees the client's own memory.
+
+        Landings and mappings are their owners' and stay. Calls in other threads end with `Closed`
+        when they need a connection the next time.
+        """
+        with self._lock:
+            self._closed = True
+            endpoints = list(self._endpoints.values())
+        self._ring.close()
+        for endpoint in endpoints:
+            endpoint.pool.close()
+
+    def _endpoint(self, cache: str) -> Endpoint:
+        with self._lock:
+            if self._closed:
+                raise Closed("the client was closed")
+            endpoint = self._endpoints.get(cache)
+            if endpoint is None:
+                endpoint = Endpoint(cache, self.place, self._connections_max)
+                self._endpoints[cache] = endpoint
+            return endpoint
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline.after(self.timeout if timeout is None else timeout)
+
+    # --- small questions --------------------------------------------------------------------
+
+    def info(self, cache: str, *, timeout: float | None = None) -> Info:
+        """What the daemon says about itself and about `cache`."""
+        RacerUrl(cache)
+        return self._endpoint(cache).refresh_info(self._deadline(timeout))
+
+    def caches(self) -> list[str]:
+        """Names of the caches that have a socket in the run directory."""
+        return self.place.caches()
+
+    def stat(self, url: Url, *, etag: str | None = None, timeout: float | None = None) -> Stat:
+        """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
+        parsed = RacerUrl.parse_object(url)
+        request = messages.stat_request(parsed, etag)
+        answer = self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=str(parsed)
+        )
+        return messages.read_stat(parsed, answer.head)
+
+    def list(
+        self, url: Url, *, recursive: bool = True, timeout: float | None = None
+    ) -> Iterator[Entry]:
+        """Yields what lies under a prefix (the URL's key, literally; often with a slash at the
+        end), in the origin's order. Without `recursive`, one level: names up to the next slash.
+        """
+        parsed = RacerUrl.parse(url)
+        endpoint = self._endpoint(parsed.cache)
+        after: str | None = None
+        while True:
+            request = messages.list_request(
+                parsed, delimiter=None if recursive else b"/", after=after, limit=_LIST_LIMIT
+            )
+            answer = endpoint.call(request, self._deadline(timeout), about=f"listing {parsed}")
+            listing = messages.read_listing(parsed, answer.body)
+            yield from listing.entries
+            if listing.after is None:
+                return
+            if listing.after == after:
+                raise ProtocolError(f"the listing of {parsed} does not get further")
+            after = listing.after
+
+    def prefetch(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> Prefetched:
+        """Has the daemon fetch a range into its cache; returns when it is there."""
+        parsed = RacerUrl.parse_object(url)
+        request = messages.prefetch_request(parsed, offset, _stop(offset, length), etag)
+        answer = self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=f"prefetching {parsed}"
+        )
+        return messages.read_prefetched(answer.body)
+
+    def evict(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Evicted:
+        """Drops every cached page of an object, or (`prefix`) of all objects under the URL."""
+        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
+        request = messages.evict_request(parsed, prefix=prefix)
+        answer = self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=f"evicting {parsed}", idempotent=False
+        )
+        return messages.read_evicted(answer.body)
+
+    def explain(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Explanation:
+        """Which rung would serve each page now, and why not an earlier one."""
+        parsed = RacerUrl.parse_object(url)
+        request = messages.explain_request(parsed, offset, _stop(offset, length))
+        answer = self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=f"explaining {parsed}"
+        )
+        return messages.read_explanation(parsed, answer.body)
+
+    # --- reads ------------------------------------------------------------------------------
+
+    def read(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> bytes:
+        """Returns `length` bytes from `offset` (all that follow, without `length`).
+
+        Fewer come only where the object ends. The bytes are of one version: of `etag`, or of the
+        one that is current at the start. Raises VersionChanged, NotFound, RangeNotSatisfiable
+        (`offset` is at or past the end; an empty object can be read from 0) and the rest.
+        """
+        parsed = RacerUrl.parse_object(url)
+        stop = _stop(offset, length)
+        seconds = self.timeout if timeout is None else timeout
+        if stop is not None and (stop == offset or stop - offset > SMALL_BYTES):
+            stat = self.stat(parsed, etag=etag, timeout=seconds)
+            start, end = _range_of(parsed, offset, stop, stat.size)
+            if start == end:
+                return b""
+            return self._read_large(self._bulk(parsed, start, end, stat.etag, seconds))
+        return self._read_small(parsed, offset, stop, etag, seconds)
+
+    def _read_small(
+        self, url: RacerUrl, offset: int, stop: int | None, etag: str | None, seconds: float
+    ) -> bytes:
+        """A short range; or, with no end, a short one first and then what it says is left."""
+        first_stop = offset + SMALL_BYTES if stop is None else stop
+        endpoint = self._endpoint(url.cache)
+        try:
+            body, data = get(endpoint, url, offset, first_stop, etag, seconds)
+        except RangeNotSatisfiable as error:
+            if error.size == 0 and offset == 0:
+                return b""  # An empty object has no first byte, and can be read all the same.
+            raise
+        if stop is not None or body.stop == body.size:
+            return data
+        rest = self._bulk(url, body.stop, body.size, body.etag, seconds)
+        return data + self._read_large(rest)
+
+    def read_into(
+        self,
+        url: Url,
+        buffer: Buffer,
+        offset: int = 0,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Fills a writable buffer from `offset` on; returns how many bytes came.
+
+        That is the buffer's length, or less where the object ends. On an error the buffer holds
+        nothing to rely on.
+        """
+        parsed = RacerUrl.parse_object(url)
+        seconds = self.timeout if timeout is None else timeout
+        if offset < 0:
+            raise ValueError(f"the offset {offset} is negative")
+        with memoryview(buffer) as given, given.cast("B") as view:
+            if view.readonly:
+                raise TypeError("the buffer is read-only")
+            if len(view) <= SMALL_BYTES:
+                data = self.read(parsed, offset, len(view), etag=etag, timeout=seconds)
+                view[: len(data)] = data
+                return len(data)
+            stat = self.stat(parsed, etag=etag, timeout=seconds)
+            start, end = _range_of(parsed, offset, offset + len(view), stat.size)
+            if start < end:
+                read = self._bulk(parsed, start, end, stat.etag, seconds)
+                bulk.fill(read, self._ring, view[: end - start])
+            return end - start
+
+    def stream(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[memoryview]:
+        """Yields the bytes in order, in chunks that are valid until the next one is asked for.
+
+        For what is passed on at once: memory stays bounded whatever the object's size.
+        """
+        parsed = RacerUrl.parse_object(url)
+        stop = _stop(offset, length)
+        seconds = self.timeout if timeout is None else timeout
+        stat = self.stat(parsed, etag=etag, timeout=seconds)
+        start, end = _range_of(parsed, offset, stop, stat.size)
+        chunks = bulk.in_order(self._bulk(parsed, start, end, stat.etag, seconds), self._ring)
+        try:
+            for chunk in chunks:
+                yield chunk.view
+        finally:
+            chunks.close()
+
+    def map(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> MappedObject:
+        """Reads into fresh shared memory that the daemon fills directly: nothing is copied.
+
+        Raises MemoryUnavailable where the system has no room for it.
+        """
+        parsed = RacerUrl.parse_object(url)
+        stop = _stop(offset, length)
+        seconds = self.timeout if timeout is None else timeout
+        try:
+            return self._map(parsed, offset, stop, etag, seconds)
+        except VersionChanged:
+            if etag is not None:
+                raise
+            # The object was replaced between the question for its size and the read of it.
+            return self._map(parsed, offset, stop, None, seconds)
+
+    def _map(
+        self, url: RacerUrl, offset: int, stop: int | None, etag: str | None, seconds: float
+    ) -> MappedObject:
+        stat = self.stat(url, etag=etag, timeout=seconds)
+        start, end = _range_of(url, offset, stop, stat.size)
+        memory: SharedMemory | None = None
+        rungs: dict[str, int] = {}
+        if start < end:
+            read = self._bulk(url, start, end, stat.etag, seconds)
+            memory, rungs = bulk.into_fresh_memory(read)
+        return MappedObject(
+            memory,
+            url=stat.url,
+            etag=stat.etag,
+            offset=offset,
+            object_size=stat.size,
+            rungs=rungs,
+        )
+
+    def landing(self, nbytes: int, *, timeout: float | None = None) -> Landing:
+        """Makes `nbytes` of touched, reusable memory to read into; the caller closes it."""
+        return Landing(nbytes, self._endpoint, self.timeout if timeout is None else timeout)
+
+    def _bulk(self, url: RacerUrl, start: int, stop: int, etag: str, seconds: float) -> BulkRead:
+        return BulkRead(self._endpoint(url.cache), url, etag, start, stop, seconds)
+
+    def _read_large(self, read: BulkRead) -> bytes:
+        # BytesIO owns a bytes object that can be written to until it is taken out, uncopied.
+        buffer = io.BytesIO()
+        buffer.seek(read.stop - read.start - 1)
+        buffer.write(b"\0")
+        with buffer.getbuffer() as view:
+            bulk.fill(read, self._ring, view)
+        return buffer.getvalue()
+
+    def _after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._ring.after_fork_in_child()
+
+
+def _stop(offset: int, length: int | None) -> int | None:
+    """The end of the range, None for the object's. Raises ValueError for what is no range."""
+    if offset < 0 or (length is not None and length < 0):
+        raise ValueError(f"offset {offset} and length {length}: neither may be negative")
+    return None if length is None else offset + length
+
+
+def _range_of(url: RacerUrl, offset: int, stop: int | None, size: int) -> tuple[int, int]:
+    """`[start, stop)` cut to the object. Raises RangeNotSatisfiable where it starts behind it.
+
+    An empty object may be read from 0, and nothing may be read from the very end.
+    """
+    if offset > size or (offset == size and size > 0 and stop != offset):
+        error = RangeNotSatisfiable(
+            f"{url} has {size:,} bytes, and byte {offset:,} was asked for",
+            hint="`stat` tells the size",
+        )
+        error.size = size
+        raise error
+    return offset, size if stop is None else min(stop, size)
+
+
+_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _start_clients_afresh() -> None:
+    for client in list(_CLIENTS):
+        client._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_start_clients_afresh)

@@ -1,0 +1,183 @@
+"""Memory that the daemon writes into: sealed, allocated memfds.
+
+Layer: bottom; safe from any thread. `allocate` makes a memfd whose pages are all there and whose
+size can never change (seals SHRINK, GROW and SEAL): writing to it can neither fault nor charge the
+daemon. What the system cannot give is an error here, at once, not a SIGBUS at the first touch.
+
+Ownership: a `SharedMemory` owns its descriptor and its mapping. `close` gives up both; views that
+somebody still holds keep the pages alive and readable until the last one is gone, so that nothing
+can dangle. Memory that the daemon may still be writing to is closed and never used again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from typing import Literal
+
+from racer.errors import Closed, MemoryUnavailable
+
+PageKind = Literal["hugetlb", "transparent", "base"]
+
+_HUGE_PAGE_BYTES = 2 << 20
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; not in the mmap module of Python 3.11.
+# mmap.madvise keeps the interpreter lock: populating goes in pieces of a few milliseconds.
+_POPULATE_STEP_BYTES = 16 << 20
+_HUGE_PAGES_FOLDER = "/sys/kernel/mm/hugepages/hugepages-2048kB"
+_SHMEM_HUGE_SETTING = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+
+def _read_or_empty(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""  # A kernel without huge pages.
+
+
+def _free_huge_pages() -> int:
+    """Huge pages of 2 MiB that nobody holds or reserved."""
+    free = _read_or_empty(f"{_HUGE_PAGES_FOLDER}/free_hugepages").strip()
+    reserved = _read_or_empty(f"{_HUGE_PAGES_FOLDER}/resv_hugepages").strip()
+    return int(free or 0) - int(reserved or 0)
+
+
+def _transparent_huge_pages() -> bool:
+    """Whether the kernel backs shared memory with huge pages where it is advised to."""
+    setting = _read_or_empty(_SHMEM_HUGE_SETTING)
+    return not any(word in setting for word in ("[never]", "[deny]")) and setting != ""
+
+
+def _unavailable(size: int, error: OSError) -> MemoryUnavailable:
+    if error.errno in (errno.ENOSPC, errno.ENOMEM):
+        return MemoryUnavailable(
+            f"the system has no room for {size:,} bytes of shared memory ({error.strerror})",
+            hint="free memory, raise the container's memory limit, or read a smaller range",
+        )
+    return MemoryUnavailable(
+        f"shared memory cannot be made: {error.strerror} (errno {error.errno})",
+        hint="check the process's descriptor limit and its seccomp profile (memfd_create, fcntl)",
+    )
+
+
+class SharedMemory:
+    """`size` bytes of sealed shared memory; `fd` is for the daemon, `view` for us.
+
+    `page_kind` says what backs it: `hugetlb` (reserved huge pages), `transparent` (the kernel was
+    advised and has the feature on) or `base` (4 KiB pages). The descriptor may be larger than
+    `size`: huge pages round it up.
+    """
+
+    def __init__(self, fd: int, size: int, mapping: mmap.mmap, page_kind: PageKind) -> None:
+        self.fd = fd
+        self.size = size
+        self.page_kind = page_kind
+        self.target_bytes = len(mapping)
+        self._mapping: mmap.mmap | None = mapping
+        self._view: memoryview | None = memoryview(mapping)[:size]
+
+    @classmethod
+    def allocate(cls, size: int, *, populate: bool = False) -> SharedMemory:
+        """Makes `size` bytes, all zero, every page allocated.
+
+        With `populate` they are also touched, so that nobody pays for it later: for memory that is
+        used again and again. Raises MemoryUnavailable; leaves nothing behind then.
+        """
+        if size <= 0:
+            raise ValueError(f"shared memory of {size} bytes")
+        huge_pages = -(-size // _HUGE_PAGE_BYTES)
+        if size >= _HUGE_PAGE_BYTES and _free_huge_pages() >= huge_pages:
+            try:
+                return cls._make(
+                    size, huge_pages * _HUGE_PAGE_BYTES, os.MFD_HUGETLB, populate=populate
+                )
+            except OSError as error:
+                # Somebody else took them, or they are on another node: small pages will do.
+                if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EINVAL, errno.EPERM):
+                    raise _unavailable(size, error) from error
+        page = mmap.PAGESIZE
+        try:
+            return cls._make(size, -(-size // page) * page, 0, populate=populate)
+        except OSError as error:
+            raise _unavailable(size, error) from error
+
+    @classmethod
+    def _make(cls, size: int, rounded: int, flags: int, *, populate: bool) -> SharedMemory:
+        fd = os.memfd_create("racer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+        mapping: mmap.mmap | None = None
+        try:
+            os.ftruncate(fd, rounded)
+            mapping = mmap.mmap(fd, rounded)
+            kind: PageKind = "hugetlb" if flags else "base"
+            if not flags and _transparent_huge_pages() and _advise_huge(mapping):
+                # Under `advise` only a fault through an advised mapping gives huge pages;
+                # fallocate knows no mapping and would fill the file with small ones.
+                kind = "transparent"
+                populate = True
+            if populate:
+                _populate(mapping, rounded)
+            # ftruncate promises nothing: this is where a full system says so (ENOSPC).
+            os.posix_fallocate(fd, 0, rounded)
+            fcntl.fcntl(
+                fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            )
+        except BaseException:
+            if mapping is not None:
+                mapping.close()
+            os.close(fd)
+            raise
+        return cls(fd, size, mapping, kind)
+
+    @property
+    def closed(self) -> bool:
+        return self._mapping is None
+
+    @property
+    def view(self) -> memoryview:
+        """All of it, writable. Raises Closed after `close`."""
+        if self._view is None:
+            raise Closed("this memory was closed")
+        return self._view
+
+    def close(self) -> None:
+        """Gives up descriptor and mapping; done twice it does nothing.
+
+        Where somebody still holds a view, the mapping lives exactly as long as that view.
+        """
+        if self._mapping is None:
+            return
+        view, mapping, self._view, self._mapping = self._view, self._mapping, None, None
+        os.close(self.fd)
+        self.fd = -1
+        assert view is not None
+        try:
+            view.release()
+            mapping.close()
+        except BufferError:
+            return  # The views that are left own the mapping now; it goes with the last of them.
+
+    def __del__(self) -> None:
+        if getattr(self, "_mapping", None) is not None:
+            self.close()
+
+
+def _advise_huge(mapping: mmap.mmap) -> bool:
+    try:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        return False
+    return True
+
+
+def _populate(mapping: mmap.mmap, size: int) -> None:
+    """Touches every page. Raises OSError where a page cannot be had, instead of SIGBUS."""
+    for start in range(0, size, _POPULATE_STEP_BYTES):
+        step = min(_POPULATE_STEP_BYTES, size - start)
+        try:
+            mapping.madvise(_MADV_POPULATE_WRITE, start, step)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return  # A kernel before 5.14: fallocate alone, and the first use is slower.

@@ -1,0 +1,475 @@
+"""What requests ask and what answers say, as values.
+
+Layer: sans-IO, on `wire`. One function builds each request, one reads each answer; every field of a
+JSON body is checked for its type, because a number that is really `true` or a string ends as a
+wrong length somewhere else. Reading raises ProtocolError; an answer of status 400 or more is
+raised as the error it tells of.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from racer.errors import (
+    BadRequest,
+    ProtocolError,
+    RacerError,
+    RangeNotSatisfiable,
+    VersionChanged,
+    code_for_status,
+    kind_for_code,
+)
+from racer.urls import SCHEME, RacerUrl, percent_decode, percent_encode
+from racer.wire import Request, ResponseHead, is_etag
+
+PROTOCOL_VERSION = 1
+RUNGS = ("memory", "disk", "peer", "origin")
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a daemon says about itself and about one cache."""
+
+    protocol: int
+    version: str
+    cache: str
+    origin: str
+    page_bytes: int
+    frame_bytes: int
+    gpu: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """One version of an object. Until `expires_at` (of `time.time()`) racerd answers for it
+    without asking the origin."""
+
+    url: str
+    size: int
+    etag: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of a listing: an object, or (`is_prefix`) all that lies under a common prefix."""
+
+    url: str
+    size: int | None = None
+    etag: str | None = None
+    is_prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One answer of a listing; `after` is where the next one starts, percent-encoded, or None."""
+
+    entries: tuple[Entry, ...]
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostRead:
+    """The daemon wrote `bytes` into the target. `rungs` tells which rung gave how many."""
+
+    bytes: int
+    offset: int
+    size: int
+    etag: str
+    rungs: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The head of a streamed body: `[start, stop)` of an object of `size` bytes follows."""
+
+    start: int
+    stop: int
+    size: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """The range is in the cache now."""
+
+    pages: int
+    bytes: int
+    rungs: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What was dropped from the cache."""
+
+    pages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageExplanation:
+    """Which rung would serve a page now, why not an earlier one, and what the last read took."""
+
+    index: int
+    rung: str
+    why: Mapping[str, str]
+    last_rung: str | None = None
+    last_age_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    url: str
+    etag: str
+    size: int
+    pages: tuple[PageExplanation, ...] = field(default=())
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def _range(start: int, stop: int | None) -> tuple[str, str]:
+    return ("Range", f"bytes={start}-" if stop is None else f"bytes={start}-{stop - 1}")
+
+
+def _pinned(etag: str | None) -> tuple[tuple[str, str], ...]:
+    if etag is None:
+        return ()
+    if not is_etag(etag):
+        raise BadRequest(
+            f"{etag!r} is not an ETag", hint="pass it as `stat` gave it, quotes (and W/) included"
+        )
+    return (("If-Match", etag),)
+
+
+def info_request() -> Request:
+    return Request("GET", "/v1/info")
+
+
+def stat_request(url: RacerUrl, etag: str | None) -> Request:
+    return Request("HEAD", f"/v1/objects/{url.path}", _pinned(etag))
+
+
+def body_request(url: RacerUrl, start: int, stop: int | None, etag: str | None) -> Request:
+    """A streamed read of `[start, stop)`; all of the object where start is 0 and stop None."""
+    fields = () if start == 0 and stop is None else (_range(start, stop),)
+    return Request("GET", f"/v1/objects/{url.path}", (*fields, *_pinned(etag)))
+
+
+def host_read_request(
+    url: RacerUrl,
+    part: tuple[int, int],
+    etag: str | None,
+    *,
+    target: str | None,
+    target_offset: int,
+) -> Request:
+    """A read of `[start, stop)` into a registered target, or (None) a descriptor sent with it."""
+    fields = [_range(*part), *_pinned(etag)]
+    if target is not None:
+        fields.append(("Racer-Target", target))
+    if target_offset:
+        fields.append(("Racer-Target-Offset", str(target_offset)))
+    return Request("POST", f"/v1/host-read/{url.path}", tuple(fields))
+
+
+def register_request() -> Request:
+    return Request("POST", "/v1/targets", (("Racer-Target-Kind", "host"),))
+
+
+def release_request(target: str) -> Request:
+    return Request("DELETE", f"/v1/targets/{target}")
+
+
+def list_request(
+    url: RacerUrl, *, delimiter: bytes | None, after: str | None, limit: int
+) -> Request:
+    if not url.bucket:
+        return Request("GET", "/v1/list/")
+    query = [f"limit={limit}"]
+    if delimiter is not None:
+        # A slash is plain in a path but not in every reader's idea of a query.
+        query.append(f"delimiter={percent_encode(delimiter)}")
+    if after is not None:
+        query.append(f"after={after}")
+    return Request("GET", f"/v1/list/{url.path}?{'&'.join(query)}")
+
+
+def prefetch_request(url: RacerUrl, start: int, stop: int | None, etag: str | None) -> Request:
+    fields = () if start == 0 and stop is None else (_range(start, stop),)
+    return Request("POST", f"/v1/prefetch/{url.path}", (*fields, *_pinned(etag)))
+
+
+def evict_request(url: RacerUrl, *, prefix: bool) -> Request:
+    return Request("POST", f"/v1/evict/{url.path}{'?prefix=true' if prefix else ''}")
+
+
+def explain_request(url: RacerUrl, start: int, stop: int | None) -> Request:
+    fields = () if start == 0 and stop is None else (_range(start, stop),)
+    return Request("GET", f"/v1/explain/{url.path}", fields)
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+def error_of(head: ResponseHead, body: bytes, *, about: str) -> RacerError:
+    """The error that an answer of status 400 or more tells of. `about` names what was asked."""
+    detail: Any = None
+    if body:
+        try:
+            detail = json.loads(body).get("error")
+        except (ValueError, AttributeError):
+            detail = None  # Said by something else than racerd; the status still has a meaning.
+    if not isinstance(detail, dict):
+        detail = {}
+    code = _text_or(detail.get("code"), code_for_status(head.status))
+    message = _text_or(detail.get("message"), f"the daemon answers with status {head.status}")
+    retry = detail.get("retry")
+    kind = kind_for_code(code)
+    retry_after = head.number("retry-after")
+    error = kind(
+        f"{about}: {message}",
+        code=code,
+        hint=_text_or(detail.get("hint"), ""),
+        retry=retry if retry in ("never", "same", "elsewhere") else None,
+        retry_after=float(retry_after) if retry_after is not None else None,
+        status=head.status,
+    )
+    if isinstance(error, VersionChanged):
+        error.etag = head.etag
+    if isinstance(error, RangeNotSatisfiable):
+        error.size = head.size_of_unsatisfied_range
+    return error
+
+
+def _text_or(value: object, default: str) -> str:
+    return value if isinstance(value, str) and value else default
+
+
+class _Object:
+    """A JSON object of an answer, read field by field with its type."""
+
+    def __init__(self, value: Any, what: str) -> None:
+        if not isinstance(value, dict):
+            raise ProtocolError(f"{what} is not a JSON object")
+        self._value: dict[str, Any] = value
+        self._what = what
+
+    @classmethod
+    def of_body(cls, body: bytes, what: str) -> _Object:
+        try:
+            return cls(json.loads(body), what)
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"{what} is not JSON: {error}") from error
+
+    def _wrong(self, name: str, kind: str) -> ProtocolError:
+        return ProtocolError(f"{self._what}: {name!r} is not {kind}")
+
+    def number(self, name: str) -> int:
+        value = self._value.get(name)
+        if type(value) is not int or value < 0:
+            raise self._wrong(name, "a whole number")
+        return value
+
+    def number_or_none(self, name: str) -> int | None:
+        return None if self._value.get(name) is None else self.number(name)
+
+    def seconds(self, name: str) -> float:
+        value = self._value.get(name)
+        if type(value) not in (int, float):
+            raise self._wrong(name, "a number")
+        return float(value)
+
+    def text(self, name: str) -> str:
+        value = self._value.get(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string")
+        return value
+
+    def text_or_none(self, name: str) -> str | None:
+        return None if self._value.get(name) is None else self.text(name)
+
+    def items(self, name: str) -> list[Any]:
+        value = self._value.get(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, "a list")
+        return value
+
+    def child(self, name: str) -> _Object:
+        return _Object(self._value.get(name), f"{self._what}, {name}")
+
+    def child_or_none(self, name: str) -> _Object | None:
+        return None if self._value.get(name) is None else self.child(name)
+
+    def numbers(self) -> dict[str, int]:
+        return {name: self.number(name) for name in self._value}
+
+    def texts(self) -> dict[str, str]:
+        return {name: self.text(name) for name in self._value}
+
+
+def _require_etag(head: ResponseHead) -> str:
+    if head.etag is None:
+        raise ProtocolError(f"an answer (status {head.status}) without ETag")
+    return head.etag
+
+
+def read_info(body: bytes) -> Info:
+    value = _Object.of_body(body, "the answer to /v1/info")
+    protocol = value.number("protocol")
+    version = value.text("version")
+    if protocol != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"racerd {version} speaks protocol {protocol}, this client {PROTOCOL_VERSION}",
+            hint="install the client that belongs to this racerd",
+        )
+    return Info(
+        protocol,
+        version,
+        value.text("cache"),
+        value.text("origin"),
+        value.number("page_bytes"),
+        value.number("frame_bytes"),
+        value.text("gpu"),
+        value.text("state"),
+    )
+
+
+def read_stat(url: RacerUrl, head: ResponseHead) -> Stat:
+    expires = head.number("racer-expires-in") or 0
+    return Stat(
+        str(url), head.require_number("racer-size"), _require_etag(head), time.time() + expires
+    )
+
+
+def read_body_head(head: ResponseHead, start: int, stop: int | None, etag: str | None) -> Body:
+    """Checks that the body to come is the range that was asked for, cut only by the object's end.
+
+    A 200 to a range is accepted where the range is the whole object.
+    """
+    size = head.require_number("racer-size")
+    served = _require_etag(head)
+    _check_version(served, etag)
+    expected_stop = size if stop is None else min(stop, size)
+    content_range = head.content_range
+    if head.status == 206:
+        if content_range is None:
+            raise ProtocolError("a 206 without a valid Content-Range")
+        got = (content_range.start, content_range.stop, content_range.size)
+    elif head.status == 200:
+        got = (0, size, size)
+    else:
+        raise ProtocolError(f"a read is answered with status {head.status}")
+    if got != (start, expected_stop, size) or head.content_length != expected_stop - start:
+        raise ProtocolError(
+            f"asked for bytes {start} to {stop} of {size} and got {got[0]} to {got[1]} of {got[2]}"
+            f" in a body of {head.content_length}"
+        )
+    return Body(start, expected_stop, size, served)
+
+
+def _check_version(served: str, etag: str | None) -> None:
+    if etag is not None and served != etag:
+        raise ProtocolError(f"the read was pinned to {etag} and was answered from {served}")
+
+
+def read_host_read(
+    head: ResponseHead, body: bytes, part: tuple[int, int], etag: str | None
+) -> HostRead:
+    """Checks that exactly the part was written, cut only by the object's end."""
+    value = _Object.of_body(body, "the answer to host-read")
+    served = _require_etag(head)
+    _check_version(served, etag)
+    start, stop = part
+    done = HostRead(
+        value.number("bytes"),
+        value.number("offset"),
+        value.number("size"),
+        served,
+        value.child("rungs").numbers(),
+    )
+    if done.offset != start or done.bytes != min(stop, done.size) - start:
+        raise ProtocolError(
+            f"asked for bytes {start} to {stop} of {done.size}, and {done.bytes} bytes from"
+            f" {done.offset} were written"
+        )
+    return done
+
+
+def read_target_id(body: bytes, size: int) -> str:
+    value = _Object.of_body(body, "the answer to /v1/targets")
+    target = value.text("id")
+    if len(target) != 32 or set(target) - set("0123456789abcdef"):
+        raise ProtocolError(f"{target[:40]!r} is not the id of a target")
+    if value.number("bytes") != size:
+        raise ProtocolError(f"a target of {size} bytes was registered as {value.number('bytes')}")
+    return target
+
+
+def read_listing(url: RacerUrl, body: bytes) -> Listing:
+    value = _Object.of_body(body, "the answer to a listing")
+    if not url.bucket:
+        names = [item for item in value.items("buckets") if isinstance(item, str)]
+        if len(names) != len(value.items("buckets")):
+            raise ProtocolError("a listing of buckets holds something else than names")
+        buckets = [RacerUrl(url.cache, name) for name in names]
+        return Listing(tuple(Entry(str(bucket), is_prefix=True) for bucket in buckets), None)
+    entries = []
+    for item in value.items("objects"):
+        line = _Object(item, "an object of a listing")
+        name = _listed(url, line.text("key"))
+        entries.append(Entry(name, line.number_or_none("size"), line.text_or_none("etag")))
+    for item in value.items("prefixes"):
+        if not isinstance(item, str):
+            raise ProtocolError("a listing holds a prefix that is not a string")
+        entries.append(Entry(_listed(url, item), is_prefix=True))
+    return Listing(tuple(entries), value.text_or_none("next"))
+
+
+def _listed(url: RacerUrl, key_encoded: str) -> str:
+    """The URL of a listed key. Raises ProtocolError for a key that does not lie under `url`."""
+    try:
+        key = percent_decode(key_encoded)
+    except ValueError as error:
+        raise ProtocolError(f"a listing with the malformed key {key_encoded[:80]!r}") from error
+    if not key.startswith(url.key):
+        raise ProtocolError(f"a listing of {url} with the key {key_encoded[:80]!r}")
+    bucket = percent_encode(url.bucket.encode())
+    # Keys longer than a URL's limit can be listed though not read: no RacerUrl here.
+    return f"{SCHEME}{url.cache}/{bucket}/{percent_encode(key)}"
+
+
+def read_prefetched(body: bytes) -> Prefetched:
+    value = _Object.of_body(body, "the answer to prefetch")
+    return Prefetched(value.number("pages"), value.number("bytes"), value.child("rungs").numbers())
+
+
+def read_evicted(body: bytes) -> Evicted:
+    value = _Object.of_body(body, "the answer to evict")
+    return Evicted(value.number("pages"), value.number("bytes"))
+
+
+def read_explanation(url: RacerUrl, body: bytes) -> Explanation:
+    value = _Object.of_body(body, "the answer to explain")
+    pages = []
+    for item in value.items("pages"):
+        page = _Object(item, "a page of an explanation")
+        last = page.child_or_none("last")
+        pages.append(
+            PageExplanation(
+                page.number("index"),
+                page.text("rung"),
+                page.child("why").texts(),
+                last.text("rung") if last is not None else None,
+                last.seconds("age_seconds") if last is not None else None,
+            )
+        )
+    return Explanation(str(url), value.text("etag"), value.number("size"), tuple(pages))

@@ -1,0 +1,139 @@
+"""Shared memory that daemons know: registered once, written into by many reads.
+
+Layer: on `memory` and `endpoint`; thread-safe. A registration lives as long as the connection that
+made it, so each has a connection of its own that nothing else uses; after a restart of the daemon
+it is made anew.
+
+Invariant: memory is used again only after every read into it was answered. A read that was not
+(the connection ended, the caller gave up) may still be running in the daemon, and could write
+late: `give_up` marks the memory, and every later read into it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+from racer import messages
+from racer.connection import Connection
+from racer.deadline import Deadline
+from racer.endpoint import Endpoint
+from racer.errors import Closed, Forked, MemoryLost, RacerError
+from racer.memory import SharedMemory
+
+_RELEASE_SECONDS = 2.0
+
+
+class Target:
+    """Owns `memory` and its registrations."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.memory = memory
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._registered: dict[Endpoint, tuple[Connection, str]] = {}
+        self._lost = False
+        _TARGETS.add(self)
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
+
+    def give_up(self) -> None:
+        """A read into this memory will never be answered."""
+        self._lost = True
+
+    def check(self) -> None:
+        """Raises where the daemon may not be asked to write here."""
+        if os.getpid() != self._pid:
+            raise Forked(
+                "this memory was registered by the parent process",
+                hint="make a client, landing or mapping of its own in the child",
+            )
+        if self._lost:
+            raise MemoryLost(
+                "a read into this memory was never answered, and the daemon may still write to it",
+                hint="close it and make a new one",
+            )
+        if self.memory.closed:
+            raise Closed("this memory was closed")
+
+    def id_for(self, endpoint: Endpoint, deadline: Deadline) -> str:
+        """The id under which `endpoint` knows this memory; registers it where it does not."""
+        with self._lock:
+            self.check()
+            known = self._registered.get(endpoint)
+            if known is not None:
+                connection, target_id = known
+                if connection.is_fresh():
+                    return target_id
+                connection.close()
+                del self._registered[endpoint]
+            endpoint.check_name(deadline)
+            connection, target_id = self._register(endpoint, deadline)
+            self._registered[endpoint] = (connection, target_id)
+            return target_id
+
+    def _register(self, endpoint: Endpoint, deadline: Deadline) -> tuple[Connection, str]:
+        connection = endpoint.pool.dedicated(deadline)
+        try:
+            request = messages.register_request()
+            answer = connection.exchange(request, deadline, [self.memory.fd])
+            if answer.head.status >= 400:
+                raise messages.error_of(answer.head, answer.body, about="registering memory")
+            return connection, messages.read_target_id(answer.body, self.memory.target_bytes)
+        except BaseException:
+            connection.close()
+            raise
+
+    def forget(self, endpoint: Endpoint, target_id: str) -> None:
+        """The daemon does not know `target_id` (any more)."""
+        with self._lock:
+            known = self._registered.get(endpoint)
+            if known is not None and known[1] == target_id:
+                del self._registered[endpoint]
+                known[0].close()
+
+    def release(self) -> None:
+        """Has the daemons let go of the memory, which stays.
+
+        A daemon that does not answer in time lets go when it sees the connection end.
+        """
+        with self._lock:
+            registered, self._registered = self._registered, {}
+        for connection, target_id in registered.values():
+            _release(connection, target_id)
+
+    def close(self) -> None:
+        """`release`, then gives the memory up; done twice it does nothing."""
+        self.release()
+        self.memory.close()
+
+    def _after_fork_in_child(self) -> None:
+        registered, self._registered = self._registered, {}
+        self._lock = threading.Lock()
+        for connection, _ in registered.values():
+            connection.close()
+
+
+def _release(connection: Connection, target_id: str) -> None:
+    try:
+        if connection.is_fresh():
+            deadline = Deadline.after(_RELEASE_SECONDS)
+            connection.exchange(messages.release_request(target_id), deadline)
+    except RacerError:
+        return  # The end of the connection releases the target as well.
+    finally:
+        connection.close()
+
+
+_TARGETS: weakref.WeakSet[Target] = weakref.WeakSet()
+
+
+def _forget_registrations() -> None:
+    for target in list(_TARGETS):
+        target._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_registrations)

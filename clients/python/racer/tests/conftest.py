@@ -1,0 +1,59 @@
+"""What every test of the client gets: a daemon, a client, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import racer
+
+from clients.python.racer.tests.fake_daemon import FakeDaemon
+
+_SETTLE_SECONDS = 5.0
+
+
+def _held() -> Counter[str]:
+    """Descriptors by kind, threads, and shared mappings of this process."""
+    held: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            held["fd " + os.readlink(f"/proc/self/fd/{name}").split(":[")[0]] += 1
+        except FileNotFoundError:
+            continue  # The descriptor of this very listing.
+    held.update(f"thread {thread.ident}" for thread in threading.enumerate())
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    held["shared mapping"] = sum("memfd:" in line for line in maps)
+    return held
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test that leaves a descriptor, a thread or a shared mapping."""
+    before = _held()
+    yield
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while True:
+        gc.collect()
+        left = _held() - before
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)  # What another thread or the kernel is taking down gets a moment.
+    assert not left
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    with FakeDaemon(tmp_path / "run") as running:
+        yield running
+
+
+@pytest.fixture
+def client(daemon: FakeDaemon) -> Iterator[racer.Client]:
+    with racer.Client(run_dir=daemon.run_dir, timeout=30) as opened:
+        yield opened
