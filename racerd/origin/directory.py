@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from racerd.config.origin_options import OriginOptions
 from racerd.errors import RacerError, RequestError
 from racerd.ids import ObjectId, ObjectVersion
 from racerd.origin.beneath import ABSENT, Root, is_regular
@@ -34,7 +35,6 @@ from racerd.origin.failures import (
     unavailable,
     version_changed,
 )
-from racerd.origin.options import OriginOptions
 from racerd.origin.protocol import CancelToken, ListedObject, ListedPrefix
 from racerd.runtime.deadline import Deadline
 from racerd.units import MIB

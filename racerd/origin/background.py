@@ -1,0 +1,93 @@
+"""An event loop on a thread of its own, so that blocking callers can give up on what is running.
+
+Layer: origin. obstore's blocking calls cannot be interrupted; its awaitable ones are dropped, and
+their connection with them, the moment they are cancelled. Callers block on `run` with a deadline
+and a cancel token; bulk bytes never pass through this loop, only handles to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from racerd.origin.failures import cancelled
+from racerd.origin.protocol import CancelToken
+from racerd.runtime.deadline import Deadline, deadline_exceeded
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """Started by the first `run`, ended by `close`; thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(
+        self,
+        call: Callable[[], Awaitable[T]],
+        *,
+        doing: str,
+        deadline: Deadline,
+        cancel: CancelToken | None = None,
+    ) -> T:
+        """Runs `call` on the loop, awaits what it returns, and returns the result.
+
+        Raises what it raises; `deadline_exceeded`, or `origin_cancelled` when `cancel` is used
+        meanwhile: it was cancelled by then.
+        """
+        cancel = cancel or CancelToken()
+        future = asyncio.run_coroutine_threadsafe(_awaited(call), self._started())
+
+        def give_up() -> None:
+            future.cancel()
+
+        with cancel.on_cancel(give_up):
+            try:
+                return future.result(deadline.remaining_seconds())
+            except concurrent.futures.CancelledError:
+                raise cancelled(doing) from None
+            except TimeoutError:
+                if future.done() and not future.cancelled():
+                    raise  # The call's own.
+                future.cancel()
+                raise deadline_exceeded(doing) from None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name=self._name, daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def close(self) -> None:
+        """Cancels what runs and ends the thread."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
+    return await call()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
