@@ -1,0 +1,13 @@
+"""Reads that end in a client's GPU memory, verified and decrypted by the GPU.
+
+Layer: a sibling of `store`, `crypto` and `origin`, used by `read`. CUDA lives in a spawned process
+per GPU and never in the daemon, so that a fault of the device costs a worker and not the node.
+
+    protocol    what daemon and worker say to each other; no CUDA
+    supervisor  the daemon's side: starts workers, asks them, outlives them; no CUDA
+    worker/     the worker process: the only code that imports cuda.bindings (and `build`, NVRTC)
+    keys        key schedules as the kernels want them; no CUDA
+    layout      the structures of kernels/layout.h, byte for byte; no CUDA
+    kernels/    CUDA C++: CRC-64, GHASH and AES-256-CTR of a batch of frames
+    build       compiles the kernels and caches them; imports NVRTC only when it must compile
+"""
