@@ -106,6 +106,9 @@ class Metrics:
         self.store_written_bytes = self._counter(
             "racer_store_written_bytes_total", "Bytes written to the medium.", "disk"
         )
+        self.store_scrubbed_bytes = self._counter(
+            "racer_store_scrubbed_bytes_total", "Bytes that the scrubber read.", "disk"
+        )
         self.store_errors = self._counter(
             "racer_store_device_errors_total", "Device errors by operation and errno name.",
             "disk", "operation", "errno",

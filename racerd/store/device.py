@@ -33,6 +33,8 @@ _STATX_BYTES = 256
 _STATX_DIO_MEM_ALIGN = 152  # Offset in struct statx; the offset alignment follows.
 _AT_EMPTY_PATH = 0x1000
 _BOUNCE_BYTES = MIB
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
+_STAT_BLOCK_BYTES = 512
 _REFUSES_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EIO})
 
 _HINTS = {
@@ -97,10 +99,11 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Of the file system under a slab, in bytes."""
+    """Of the file system under a slab, in bytes; `own` is what the slab takes of it."""
 
     free: int
     total: int
+    own: int
 
 
 class BlockDevice(Protocol):
@@ -124,6 +127,9 @@ class BlockDevice(Protocol):
 
     def allocate(self, extent: Extent) -> None:
         """Makes sure that writes to `extent` find space. Raises `disk_full` if there is none."""
+
+    def release(self, extent: Extent) -> None:
+        """Gives the space of `extent` back to the file system; it reads as zeros from then on."""
 
     def prove_writes(self) -> None:
         """Writes and reads back the probe block; raises if the medium does not keep it."""
@@ -196,6 +202,14 @@ class FileDevice:
                 raise self._failed("allocate", error, extent) from error
             self._extend(extent)
 
+    def release(self, extent: Extent) -> None:
+        if self.is_block:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        offset, length = ctypes.c_int64(extent.offset), ctypes.c_int64(extent.length)
+        if libc.fallocate(self.fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+            raise DiskError("release", self.path, ctypes.get_errno(), extent=extent)
+
     def _extend(self, extent: Extent) -> None:
         """Without fallocate the file grows sparse; a full file system shows at the write."""
         stop = extent.offset + extent.length
@@ -234,9 +248,11 @@ class FileDevice:
             return None
         try:
             answer = os.fstatvfs(self.fd)
+            own = os.fstat(self.fd).st_blocks * _STAT_BLOCK_BYTES
         except OSError as error:
             raise self._failed("statvfs", error, None) from error
-        return Space(answer.f_bavail * answer.f_frsize, answer.f_blocks * answer.f_frsize)
+        unit = answer.f_frsize
+        return Space(answer.f_bavail * unit, answer.f_blocks * unit, own)
 
     def truncate(self, size: int) -> None:
         if self.is_block:
@@ -315,7 +331,7 @@ def open_file_device(path: Path) -> FileDevice:
         _check_kind(path, fd)
         _lock(path, fd)
         alignment = _direct_alignment(fd) if direct else 0
-        if direct and not (0 < alignment <= BLOCK_BYTES and _reads_directly(fd)):
+        if direct and not (0 < alignment <= BLOCK_BYTES and _reads_directly(path, fd)):
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
             direct = False
         return FileDevice(path, fd, direct=direct, alignment=alignment if direct else 1)
@@ -385,12 +401,12 @@ def _statx_dio_alignment(fd: int) -> int | None:
     return max(int(memory), int(offset))
 
 
-def _reads_directly(fd: int) -> bool:
+def _reads_directly(path: Path, fd: int) -> bool:
     """Whether an aligned read works: some file systems accept the flag and refuse the I/O."""
     try:
         os.preadv(fd, [aligned_buffer(BLOCK_BYTES)], 0)
     except OSError as error:
         if error.errno in _REFUSES_DIRECT:
-            return False
-        raise
+            return False  # If the disk itself fails, reading the superblock will say so.
+        raise DiskError("probe", path, error.errno or errno.EIO) from error
     return True

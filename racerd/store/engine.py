@@ -28,11 +28,15 @@ from racerd.store.columns import NOTHING, Array
 from racerd.store.geometry import BLOCK_BYTES, SEGMENT_HEADER_BYTES, SlabGeometry
 from racerd.store.index import FORMAT_V1 as ROW_V1
 from racerd.store.index import HITS_MAX, SUSPECT, PageIndex
+from racerd.store.notes import Selector
 from racerd.store.record import FORMAT_V1, RecordHeader
 from racerd.store.record_v1 import v1_record_bytes
 from racerd.store.segments import Segments, SegmentState
 
 MOVE_SHARE = 0.5
+# Pins beyond this share of the slab are not honoured, so that eviction always finds a victim.
+PINNED_SHARE_MAX = 0.5
+_TRIM_SHARE = 1 / 64  # Of a quota: what is dropped at once when it is reached.
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ class Dropped:
 
 
 class Engine:
-    """See the module. `pinned` tells whether pages of an object must not be evicted."""
+    """See the module. `pinned` tells whether pages of an object are to be spared by eviction."""
 
     def __init__(
         self, geometry: SlabGeometry, *, pinned: Callable[[ObjectId], bool] = lambda _: False
@@ -118,6 +122,9 @@ class Engine:
         self.next_sequence = 1
         self.next_generation = 1
         self.growing = True  # False while the medium has no space for segments never used.
+        self.quotas: dict[str, int] = {}  # Slab bytes that a cache may take here.
+        self.pinned_bytes = 0
+        self._pinned_bytes_max = int(geometry.segments_stop * PINNED_SHARE_MAX)
         self._is_pinned = pinned
         self._pending: dict[tuple[bytes, int], Reservation] = {}
         self._writing: set[Reservation] = set()  # Pending ones, cancelled ones, moves.
@@ -140,6 +147,14 @@ class Engine:
         if hits[row] < HITS_MAX:
             hits[row] += 1
         return self._found(row, page)
+
+    def next_to_check(self, row: int) -> tuple[int, Found] | None:
+        """The first record from `row` on, pinned, without counting a hit; None behind the last."""
+        flags = self.index.table.views["flags"]
+        for candidate in range(row, self.index.table.used):
+            if flags[candidate]:
+                return candidate, self._found(candidate, self.index.page(candidate))
+        return None
 
     def end_read(self, found: Found) -> None:
         self.segments.unpin(found.segment)
@@ -204,6 +219,8 @@ class Engine:
         if self.contains(page):
             return Refused("present")
         size = self.geometry.record_bytes(length)
+        if self._over_quota(page.version.object_id.cache, size) > 0:
+            return Refused("quota")
         todo = self._make_room(size, evict=evict)
         if todo is not None:
             return todo
@@ -316,6 +333,8 @@ class Engine:
         """Accounts a record of `size` bytes, which is negative when it leaves."""
         self.live_bytes += size
         self.segments.live_bytes[segment] += size
+        if self._flagged_pinned(row):
+            self.pinned_bytes += size
         cache = self._cache_of(row)
         if cache >= len(self.cache_bytes):
             self.cache_bytes.extend([0] * (cache + 1 - len(self.cache_bytes)))
@@ -354,9 +373,12 @@ class Engine:
             return None
         return [self._found(row, self.index.page(row)) for row in reversed(worth)]
 
-    def _pinned_row(self, row: int) -> bool:
+    def _flagged_pinned(self, row: int) -> bool:
         version = self.index.table.views["version"][row]
         return bool(self.index.catalog.table.views["pinned"][version])
+
+    def _pinned_row(self, row: int) -> bool:
+        return self._flagged_pinned(row) and self.pinned_bytes <= self._pinned_bytes_max
 
     def start_move(self, found: Found) -> Reservation | None:
         """Charges room for a copy of `found`; None if there is none or it was dropped."""
@@ -399,6 +421,12 @@ class Engine:
         self.segments.empty(victim.segment)
         return self._prepare(victim.segment, allocate=False), len(rows)
 
+    def give_up_free_segment(self) -> int | None:
+        """A free segment whose space is to be given back; it counts as never used from now on."""
+        if not self.segments.free:
+            return None
+        return self.segments.give_up()
+
     def _forget(self, row: int) -> None:
         segment = self.index.table.views["segment"][row]
         self._charge(row, segment, -self._record_bytes(row))
@@ -419,16 +447,56 @@ class Engine:
         row = self._row_of(found)
         return None if row == NOTHING else self._drop_row(row)
 
-    def drop_rows(self, rows: Iterable[int]) -> list[Dropped]:
+    def drop_selected(self, selector: Selector) -> list[Dropped]:
+        """Forgets everything that `selector` names, also what is being written."""
+        for reservation in list(self._pending.values()):
+            if selector.matches(reservation.page.version.object_id):
+                reservation.cancelled = True
+                del self._pending[reservation.page.key]
+        rows = self.index.rows_of_versions(self.versions_of(selector))
         return [self._drop_row(row) for row in rows]
 
-    def drop_pending(self, matches: Callable[[ObjectId], bool]) -> int:
-        """Makes sure that pages being written now are not kept. Returns how many those are."""
-        chosen = [r for r in self._pending.values() if matches(r.page.version.object_id)]
-        for reservation in chosen:
-            reservation.cancelled = True
-            del self._pending[reservation.page.key]
-        return len(chosen)
+    def trim(self, page: PageId, length: int) -> list[Dropped]:
+        """Drops old pages of a cache whose quota would not hold another page of `length`.
+
+        What was not read goes first, then by age; pinned pages stay. `reserve` refuses the page
+        if that is not enough.
+        """
+        cache = page.version.object_id.cache
+        excess = self._over_quota(cache, self.geometry.record_bytes(length))
+        if excess <= 0 or self.contains(page):
+            return []
+        excess = max(excess, int(self.quotas[cache] * _TRIM_SHARE))
+        columns = self.index.table.arrays
+        catalog = self.index.catalog
+        rows = self.index.live_rows()
+        versions = columns["version"][rows]
+        number = catalog.known_cache_number(cache)
+        owned = catalog.table.arrays["cache"][versions] == number
+        rows = rows[owned & (catalog.table.arrays["pinned"][versions] == 0)]
+        generations = np.array(self.segments.generations)[columns["segment"][rows]]
+        order = np.lexsort((columns["block"][rows], generations, columns["hits"][rows] > 0))
+        dropped = []
+        for row in rows[order].tolist():
+            if excess <= 0:
+                break
+            excess -= self._record_bytes(row)
+            dropped.append(self._drop_row(row))
+        return dropped
+
+    def _over_quota(self, cache: str, size: int) -> int:
+        """By how many bytes `cache` would be over its quota with `size` more."""
+        limit = self.quotas.get(cache)
+        if limit is None:
+            return 0
+        number = self.index.catalog.known_cache_number(cache)
+        taken = self.cache_bytes[number] if number < len(self.cache_bytes) else 0
+        writing = sum(
+            each.record_bytes
+            for each in self._writing
+            if each.moves is None and each.page.version.object_id.cache == cache
+        )
+        return taken + writing + size - limit
 
     def _drop_row(self, row: int) -> Dropped:
         views = self.index.table.views
@@ -450,6 +518,10 @@ class Engine:
         self.segments.settle(segment, state, generation, used)
         self.next_generation = max(self.next_generation, generation + 1)
 
+    def drop_fenced(self, fences: Iterable[Selector]) -> list[Dropped]:
+        """Drops pages of a checkpoint that had been dropped before it could be known."""
+        return [dropped for fence in fences for dropped in self.drop_selected(fence)]
+
     def add_recovered(self, segment: int, header: RecordHeader, page: PageId) -> Dropped | None:
         """Adds a record found on the medium. Returns the loser if the page is here twice.
 
@@ -464,12 +536,17 @@ class Engine:
         if row != NOTHING or page.key in self._pending:
             other = self.index.table.views["segment"][row] if row != NOTHING else None
             if other is None or self.segments.generations[other] >= place.generation:
-                self.segments.pin(segment)
-                return Dropped(segment, place.offset, place.generation, header.record_bytes)
+                return self.reject_recovered(segment, header)
             loser = self._drop_row(row)
         flags = ROW_V1 if header.version == FORMAT_V1 else 0
         self._add(page, segment, place.offset, header.seal.length, header.record_bytes, flags=flags)
         return loser
+
+    def reject_recovered(self, segment: int, header: RecordHeader) -> Dropped:
+        """A record that was found but is not wanted; it gets a tombstone."""
+        self.segments.pin(segment)
+        place = header.place
+        return Dropped(segment, place.offset, place.generation, header.record_bytes)
 
     def adopt(
         self, versions: dict[str, Array], names: bytes, caches: list[str], pages: dict[str, Array]
@@ -490,14 +567,26 @@ class Engine:
         owners = catalog.table.arrays["cache"][columns["version"][rows]]
         self.cache_bytes = np.bincount(owners, sizes, len(caches)).astype(np.int64).tolist()
         self.live_bytes = int(sizes.sum())
-        self.mark_pinned()
 
-    def mark_pinned(self) -> None:
-        """Asks anew, for every version here, whether it is pinned."""
+    def mark_pinned(self, pins: Iterable[Selector]) -> None:
+        """From now on exactly what `pins` select is pinned."""
         catalog = self.index.catalog
-        for row in catalog.live_rows().tolist():
-            pinned = self._is_pinned(catalog.version(row).object_id)
-            catalog.table.views["pinned"][row] = pinned
+        catalog.table.arrays["pinned"][:] = 0
+        for pin in pins:
+            for row in self.versions_of(pin):
+                catalog.table.views["pinned"][row] = 1
+        columns = self.index.table.arrays
+        rows = self.index.live_rows()
+        rows = rows[catalog.table.arrays["pinned"][columns["version"][rows]] > 0]
+        self.pinned_bytes = sum(self._record_bytes(row) for row in rows.tolist())
+
+    def versions_of(self, selector: Selector) -> list[int]:
+        """Rows of the catalog that `selector` names."""
+        catalog = self.index.catalog
+        if selector.exact:
+            object_id = ObjectId(selector.cache, selector.bucket, selector.key)
+            return catalog.rows_of_object(object_id)
+        return catalog.rows_of_prefix(selector.cache, selector.bucket, selector.key)
 
     def recovered(self) -> None:
         """Recovery is complete: from now on the age of segments counts."""

@@ -99,6 +99,11 @@ class DiskHealth:
             self.reason = ""
         return self._state
 
+    @property
+    def idle(self) -> bool:
+        """Whether no operation is running."""
+        return not self._running
+
     def hung(self, now: float) -> bool:
         """Whether an operation is overdue."""
         return any(now - start >= self._hang_seconds for start in self._running.values())

@@ -1,9 +1,9 @@
 """The index of one slab: which page lies where. All of it is in memory.
 
 Layer: store, pure; not thread-safe: the engine owns it, under its driver's lock. A page costs
-about 40 bytes, a version about 90 plus the length of its names. A version's digest (128 bits) finds
-a page; whoever reads the record compares the full identity in its header, so that a collision is
-a miss and never another page.
+about 40 bytes, a version about 90 plus the length of its names. A version is found by its digest
+(128 bits), then its full identity is compared, here and again in the header of the record, so that
+a collision cannot be taken for a hit.
 
 Rows of a segment are chained, because a segment is evicted as a whole.
 """
@@ -46,6 +46,7 @@ _VERSION_COLUMNS = {
     "pinned": "u1",
 }
 NO_TOKEN = 0xFFFF
+NO_CACHE = 0xFFFF
 
 
 def halves(digest: bytes) -> tuple[int, int]:
@@ -93,15 +94,21 @@ class Catalog:
         return number
 
     def known_cache_number(self, cache: str) -> int:
-        """The number of `cache`, or NOTHING if no version of it was ever here."""
-        return self._cache_numbers.get(cache, NOTHING)
+        """The number of `cache`, or NO_CACHE if no version of it was ever here."""
+        return self._cache_numbers.get(cache, NO_CACHE)
 
-    def find(self, digest: bytes) -> int:
-        first, second = halves(digest)
-        ours0, ours1 = self.table.views["digest0"], self.table.views["digest1"]
-        return self._hashes.find(
-            mixed(first), lambda row: ours0[row] == first and ours1[row] == second
-        )
+    def find(self, version: ObjectVersion) -> int:
+        """Returns the row of `version`, or NOTHING."""
+        first, _ = halves(version.digest)
+        return self._hashes.find(mixed(first), lambda row: self.is_of(row, version))
+
+    def is_of(self, row: int, version: ObjectVersion) -> bool:
+        """Whether `row` is that of `version`: by digest first, then by the full identity."""
+        views = self.table.views
+        if (views["digest0"][row], views["digest1"][row]) != halves(version.digest):
+            return False
+        start = views["start"][row]
+        return self.names[start : start + views["identity"][row]] == version.packed
 
     def add(self, version: ObjectVersion, *, pinned: bool) -> int:
         """Returns a row for `version`, which must not be here yet."""
@@ -145,23 +152,32 @@ class Catalog:
         return np.flatnonzero(self.table.arrays["identity"][:used])
 
     def rows_of_object(self, object_id: ObjectId) -> list[int]:
+        """Every version of an object."""
         first, second = halves(object_id.digest)
         arrays, used = self.table.arrays, self.table.used
         same = (arrays["object0"][:used] == first) & (arrays["object1"][:used] == second)
         same &= arrays["identity"][:used] > 0
-        rows = np.flatnonzero(same).tolist()
-        return [row for row in rows if self.version(row).object_id == object_id]
+        return self._named(np.flatnonzero(same), object_id.packed)
 
     def rows_of_prefix(self, cache: str, bucket: str, prefix: bytes) -> list[int]:
-        number = self.known_cache_number(cache)
+        """Every version of every object whose key starts with `prefix`."""
         arrays, used = self.table.arrays, self.table.used
-        same = (arrays["cache"][:used] == number) & (arrays["identity"][:used] > 0)
-        found = []
-        for row in np.flatnonzero(same).tolist():
-            object_id = self.version(row).object_id
-            if object_id.bucket == bucket and object_id.key.startswith(prefix):
-                found.append(row)
-        return found
+        same = arrays["cache"][:used] == self.known_cache_number(cache)
+        same &= arrays["identity"][:used] > 0
+        names = b"".join(
+            len(part).to_bytes(4, "big") + part for part in (cache.encode(), bucket.encode())
+        )
+        return self._named(np.flatnonzero(same), names, prefix)
+
+    def _named(self, rows: Array, head: bytes, prefix: bytes = b"") -> list[int]:
+        """Those `rows` whose packed names start with `head`, and whose key then with `prefix`."""
+        start, names = self.table.views["start"], self.names
+        key = len(head) + 4 if prefix else 0  # Behind the key's length.
+        return [
+            row
+            for row in rows.tolist()
+            if names.startswith(head, start[row]) and names.startswith(prefix, start[row] + key)
+        ]
 
     def load(self, arrays: dict[str, Array], names: bytes, caches: list[str]) -> None:
         """Takes over a saved catalog. The catalog must be empty."""
@@ -214,28 +230,21 @@ class PageIndex:
 
     def find(self, page: PageId) -> int:
         """Returns the row of `page`, or NOTHING."""
-        first, second = halves(page.version.digest)
-        number = page.index
+        first, _ = halves(page.version.digest)
+        number, version = page.index, page.version
         versions, pages = self.table.views["version"], self.table.views["page"]
-        digest0 = self.catalog.table.views["digest0"]
-        digest1 = self.catalog.table.views["digest1"]
-
-        def matches(row: int) -> bool:
-            version = versions[row]
-            return (
-                pages[row] == number
-                and bool(digest0[version] == first)
-                and bool(digest1[version] == second)
-            )
-
-        return self._hashes.find(mixed(first + number & U64), matches)
+        is_of = self.catalog.is_of
+        return self._hashes.find(
+            mixed(first + number & U64),
+            lambda row: pages[row] == number and is_of(versions[row], version),
+        )
 
     def add(
         self, page: PageId, *, segment: int, block: int, length: int, flags: int, pinned: bool
     ) -> int:
         """Adds `page`, which must not be here yet; `pinned` counts if its version is new."""
         catalog = self.catalog
-        version = catalog.find(page.version.digest)
+        version = catalog.find(page.version)
         if version == NOTHING:
             version = catalog.add(page.version, pinned=pinned)
         catalog.table.views["pages"][version] += 1

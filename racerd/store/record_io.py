@@ -15,7 +15,7 @@ from racerd.pages import TAG_BYTES, PageGeometry, Seal, SealedPage
 from racerd.store.buffers import BufferPool, aligned_buffer, copy
 from racerd.store.codec import decode_untrusted
 from racerd.store.device import BlockDevice
-from racerd.store.engine import Found, Reservation
+from racerd.store.engine import Dropped, Found, Reservation
 from racerd.store.geometry import BLOCK_BYTES, SlabGeometry
 from racerd.store.record import Place, RecordHeader, Tombstone
 from racerd.store.record_v1 import with_tag
@@ -138,12 +138,13 @@ class RecordIO:
             relocate(block, header, self._place(space), space.sequence)
             self._device.write(space.offset, [block])
 
-    def bury(self, slab_offset: int, generation: int, record_bytes: int) -> None:
+    def bury(self, dropped: Dropped) -> None:
         """Writes a tombstone over a record's header. Raises DiskError."""
+        place = Place(self._slab, dropped.offset, dropped.generation)
         with self._headers.borrow() as buffer:
             block = buffer[:BLOCK_BYTES]
-            encode_tombstone(block, Place(self._slab, slab_offset, generation), record_bytes)
-            self._device.write(slab_offset, [block])
+            encode_tombstone(block, place, dropped.record_bytes)
+            self._device.write(dropped.offset, [block])
 
     def check(self, found: Found) -> int:
         """Verifies every CRC of a record, without keys. Returns the bytes read.

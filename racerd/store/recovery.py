@@ -20,7 +20,7 @@ from racerd.store.buffers import aligned_buffer
 from racerd.store.checkpoint import Checkpoint
 from racerd.store.codec import peek_untrusted
 from racerd.store.columns import Array
-from racerd.store.device import BlockDevice, DiskError
+from racerd.store.device import DiskError
 from racerd.store.engine import Dropped, Engine
 from racerd.store.geometry import BLOCK_BYTES, SEGMENT_HEADER_BYTES
 from racerd.store.record import (
@@ -32,6 +32,7 @@ from racerd.store.record import (
     Tombstone,
 )
 from racerd.store.segments import SegmentState
+from racerd.store.slab import Slab
 from racerd.store.superblock import decode_segment_header_untrusted
 from racerd.units import MIB
 
@@ -62,20 +63,23 @@ class Scan:
 
 
 class Recovery:
-    """Fills `engine`, whose lock is `lock`. `losers` gets records that need a tombstone."""
+    """Fills `engine`, whose lock is `lock`. `losers` gets records that need a tombstone.
 
-    def __init__(
-        self, device: BlockDevice, slab: bytes, engine: Engine, lock: AbstractContextManager[object]
-    ) -> None:
-        self._device = device
-        self._slab = slab
+    What `fences` name was dropped before it was found, and is dropped when it is found. More may
+    be added while recovery runs, with the lock held.
+    """
+
+    def __init__(self, slab: Slab, engine: Engine, lock: AbstractContextManager[object]) -> None:
+        self._device = slab.device
+        self._slab = slab.id
         self._engine = engine
         self._lock = lock
+        self.fences = list(slab.notes.fences)
         self.progress = Progress(segments_total=len(engine.segments))
         self.losers: list[Dropped] = []
 
     def run(self, checkpoint: Checkpoint | None, stopped: Callable[[], bool]) -> None:
-        """Returns when every segment is settled, or as soon as `stopped`.
+        """Returns when every segment is settled, or as soon as `stopped`, which is asked often.
 
         A segment that cannot be read three times over stays unknown: neither read nor written
         until the next start. Raises DiskError only when no segment at all can be read.
@@ -86,6 +90,7 @@ class Recovery:
             return
         with self._lock:
             todo = self._install(checkpoint, generations)
+            self.losers += self._engine.drop_fenced(self.fences)
         self.progress.segments_done = len(generations) - len(todo)
         self.progress.state = "scanning segments"
         for segment, start, generation in todo:
@@ -148,6 +153,8 @@ class Recovery:
     ) -> list[tuple[int, int, int]]:
         """Settles what needs no scan. Returns (segment, start, generation) of what does."""
         known = _known_segments(checkpoint, generations)
+        latest = max((generation or 0 for generation in generations), default=0)
+        self._engine.next_generation = max(self._engine.next_generation, latest + 1)
         if checkpoint is not None:
             self._adopt(checkpoint, known)
         todo = []
@@ -197,6 +204,9 @@ class Recovery:
             used = min(scan.used, geometry.segment_size(segment))
             self._engine.settle(segment, state, scan.generation, used)
             for header, page in pages:
+                if any(fence.matches(page.version.object_id) for fence in self.fences):
+                    self.losers.append(self._engine.reject_recovered(segment, header))
+                    continue
                 loser = self._engine.add_recovered(segment, header, page)
                 if loser is not None:
                     self.losers.append(loser)

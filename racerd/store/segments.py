@@ -101,6 +101,13 @@ class Segments:
             self.fresh.remove(segment)
         self.states[segment] = SegmentState.BAD
 
+    def give_up(self) -> int:
+        """Makes a free segment one that was never used."""
+        segment = self.free.pop()
+        self.states[segment] = SegmentState.FRESH
+        self.fresh.append(segment)
+        return segment
+
     def pin(self, segment: int) -> None:
         self.pins[segment] += 1
 

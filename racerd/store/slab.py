@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from racerd.errors import IntegrityError
 from racerd.pages import PageGeometry
 from racerd.store.buffers import aligned_buffer
-from racerd.store.device import BlockDevice
-from racerd.store.geometry import BLOCK_BYTES, SUPERBLOCK_OFFSETS, SlabGeometry
+from racerd.store.device import BlockDevice, DiskError, Extent
+from racerd.store.geometry import (
+    BLOCK_BYTES,
+    FRONT_BYTES,
+    NOTES_BYTES,
+    NOTES_OFFSETS,
+    SUPERBLOCK_OFFSETS,
+    SlabGeometry,
+)
+from racerd.store.notes import Notes, decode_notes_untrusted
 from racerd.store.record import FORMAT_V2
 from racerd.store.settings import DiskSettings, StoreSettings
 from racerd.store.superblock import Superblock, decode_superblock_untrusted
@@ -24,24 +32,38 @@ from racerd.units import format_bytes
 log = logging.getLogger(__name__)
 
 _SLAB_ID_BYTES = 16
+_GROWTH_WORTH_IT = 1.1  # Of a capacity that was not set: less than this is not worth a new layout.
 
 
 @dataclass(slots=True)
 class Slab:
-    """An open slab. `checkpoint_geometry` says where the last run left its checkpoints."""
+    """An open slab. `before` says how it was laid out, and where its checkpoints are, till now."""
 
     device: BlockDevice
     id: bytes
     geometry: SlabGeometry
-    checkpoint_geometry: SlabGeometry
+    before: SlabGeometry
+    notes: Notes
     free_floor_ratio: float
-    next_checkpoint: int = 0
-    checkpoint_sequence: int = 1
 
     def may_grow(self, size: int) -> bool:
         """Whether the file system keeps its floor of free space if the slab takes `size` more."""
+        return self.missing_bytes(size) == 0
+
+    def missing_bytes(self, size: int = 0) -> int:
+        """How far the file system's free space would be below the floor after taking `size`."""
         space = self.device.space()
-        return space is None or space.free - size >= floor_bytes(space.total, self.free_floor_ratio)
+        if space is None:
+            return 0
+        return max(0, floor_bytes(space.total, self.free_floor_ratio) - (space.free - size))
+
+    def write_notes(self, notes: Notes) -> None:
+        """Makes `notes` durable. Raises DiskError; the notes before stay valid then."""
+        block = aligned_buffer(NOTES_BYTES)
+        notes.encode(block, self.id)
+        self.device.write(NOTES_OFFSETS[notes.slot], [block])
+        self.device.flush()
+        self.notes = notes
 
 
 def floor_bytes(total: int, ratio: float) -> int:
@@ -57,44 +79,69 @@ def open_slab(
     Raises DiskError; IntegrityError `slab_version`, `slab_foreign`, `slab_small`, with a hint.
     """
     found = _superblock(device, disk)
-    capacity = _capacity(device, disk, store)
-    old = found.geometry if found is not None else None
-    keep = found is not None and old is not None and old.page == page
+    kept = found if found is not None and found.geometry.page == page else None
+    geometry = _plan(device, disk, store, page, kept)
+    device.prove_writes()
+    if found is not None and kept is None:
+        log.warning("%s was made for other page sizes: its pages are dropped", disk.path)
+    if kept is not None and kept.geometry == geometry and kept.version == FORMAT_V2:
+        superblock = kept
+    else:
+        slab = kept.slab if kept is not None else os.urandom(_SLAB_ID_BYTES)
+        sequence = found.sequence + 1 if found is not None else 1
+        superblock = Superblock(FORMAT_V2, slab, sequence, geometry)
+        _write_superblocks(device, superblock)
+        _allocate_ends(device, geometry)
+    before = kept.geometry if kept is not None else geometry
+    notes = _notes(device, superblock.slab)
+    return Slab(device, superblock.slab, geometry, before, notes, store.free_floor_ratio)
+
+
+def _plan(
+    device: BlockDevice, disk: DiskSettings, store: StoreSettings, page: PageGeometry,
+    kept: Superblock | None,
+) -> SlabGeometry:  # fmt: skip
+    old = kept.geometry if kept is not None else None
+    capacity = _capacity(device, disk, store, old)
     try:
-        geometry = SlabGeometry.plan(
-            page, capacity, segment_bytes=old.segment_bytes if keep and old is not None else None
+        return SlabGeometry.plan(
+            page, capacity, segment_bytes=old.segment_bytes if old is not None else None
         )
     except ValueError as error:
         raise IntegrityError(
             "slab_small", str(error), hint="raise the capacity of this disk"
         ) from error
-    device.prove_writes()
-    if found is not None and not keep:
-        log.warning(
-            "%s was made for other page sizes: it is started anew and its pages are dropped",
-            disk.path,
-        )
-    slab = found.slab if found is not None and keep else os.urandom(_SLAB_ID_BYTES)
-    if found is None or not keep or found.geometry != geometry or found.version != FORMAT_V2:
-        sequence = found.sequence + 1 if found is not None else 1
-        _write_superblocks(device, Superblock(FORMAT_V2, slab, sequence, geometry))
-    before = old if keep and old is not None else geometry
-    return Slab(device, slab, geometry, before, store.free_floor_ratio)
+
+
+def _capacity(
+    device: BlockDevice, disk: DiskSettings, store: StoreSettings, old: SlabGeometry | None
+) -> int:
+    """The capacity asked for, or what the medium offers: a device as it is, a file to the floor."""
+    space = device.space()
+    if space is None:
+        whole = device.size_bytes
+        return min(whole, disk.capacity_bytes) if disk.capacity_bytes is not None else whole
+    if disk.capacity_bytes is not None:
+        return disk.capacity_bytes
+    offered = space.free + space.own - floor_bytes(space.total, store.free_floor_ratio)
+    if old is not None and offered < old.capacity_bytes * _GROWTH_WORTH_IT:
+        offered = min(offered, old.capacity_bytes)
+    log.info("%s: no capacity was set, it may take %s", disk.path, format_bytes(max(offered, 0)))
+    return max(offered, 0)
 
 
 def _superblock(device: BlockDevice, disk: DiskSettings) -> Superblock | None:
     """The slab's superblock, or None for a slab that is empty or was ours and lost both."""
-    found, reasons = [], []
+    found, codes = [], set()
     for offset in SUPERBLOCK_OFFSETS:
         block = aligned_buffer(BLOCK_BYTES)
         device.read(offset, [block])
         try:
             found.append(decode_superblock_untrusted(block))
         except IntegrityError as error:
-            reasons.append(error)
+            codes.add(error.code)
     if found:
         return max(found, key=lambda superblock: superblock.sequence)
-    codes = {reason.code for reason in reasons}
     if "slab_version" in codes:
         raise IntegrityError(
             "slab_version",
@@ -121,14 +168,29 @@ def _write_superblocks(device: BlockDevice, superblock: Superblock) -> None:
         device.flush()
 
 
-def _capacity(device: BlockDevice, disk: DiskSettings, store: StoreSettings) -> int:
-    """The capacity asked for, or what the medium offers: a device as it is, a file to the floor."""
-    space = device.space()
-    if space is None:
-        whole = device.size_bytes
-        return min(whole, disk.capacity_bytes) if disk.capacity_bytes is not None else whole
-    if disk.capacity_bytes is not None:
-        return disk.capacity_bytes
-    offered = space.free + device.size_bytes - floor_bytes(space.total, store.free_floor_ratio)
-    log.info("%s: no capacity was set, it may take %s", disk.path, format_bytes(max(offered, 0)))
-    return max(offered, 0)
+def _allocate_ends(device: BlockDevice, geometry: SlabGeometry) -> None:
+    """Reserves front and checkpoint areas: a full file system must not stop a checkpoint."""
+    extents = (
+        Extent(0, FRONT_BYTES),
+        Extent(geometry.segments_stop, 2 * geometry.checkpoint_bytes),
+    )
+    try:
+        for extent in extents:
+            device.allocate(extent)
+    except DiskError as error:
+        if not error.full:
+            raise
+        log.warning("%s; the index may have to be rebuilt at each start", error.message)
+
+
+def _notes(device: BlockDevice, slab: bytes) -> Notes:
+    """The latest whole notes, or empty ones."""
+    found = [Notes()]
+    for offset in NOTES_OFFSETS:
+        block = aligned_buffer(NOTES_BYTES)
+        try:
+            device.read(offset, [block])
+            found.append(decode_notes_untrusted(block, slab))
+        except IntegrityError:
+            continue  # Never written, or torn: the other copy is the one before.
+    return max(found, key=lambda notes: notes.sequence)

@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+from racerd.errors import ResourceError
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import PageGeometry, Seal, SealedPage
+from racerd.store.admission import Admission, EverythingAtFirstSight
 from racerd.store.columns import U64, mixed
 from racerd.store.device import BlockDevice, open_file_device
 from racerd.store.disk import Disk
-from racerd.store.engine import Engine
+from racerd.store.housekeeper import Housekeeper, Keeper, Work
 from racerd.store.index import halves
+from racerd.store.notes import Notes, Selector
+from racerd.store.scrub import Scrubber
 from racerd.store.settings import DiskSettings, StoreSettings
 from racerd.telemetry import Metrics
 
@@ -35,19 +40,33 @@ def _open_file(disk: DiskSettings) -> BlockDevice:
 class Store:
     """See the module. A context manager: entering opens the slabs and starts recovery.
 
-    `open_device` and `clock` (monotonic seconds) are for tests.
+    `admission` chooses what is worth a write; everything is by default. `open_device`,
+    `clock` (monotonic seconds) and `make_keeper` are for tests.
     """
 
     def __init__(
         self, settings: StoreSettings, geometry: PageGeometry, metrics: Metrics, *,
+        admission: Admission | None = None,
         open_device: Callable[[DiskSettings], BlockDevice] = _open_file,
         clock: Callable[[], float] = time.monotonic,
+        make_keeper: Callable[[str, Work], Keeper] = Housekeeper,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.geometry = geometry
         self._metrics = metrics
+        self._admission = admission if admission is not None else EverythingAtFirstSight()
+        self._pins: tuple[Selector, ...] = ()
+        self._pins_version = 0
         self.disks = [
-            Disk(disk, settings, geometry, metrics, open_device=open_device, clock=clock)
+            Disk(
+                disk,
+                settings,
+                geometry,
+                metrics,
+                open_device=open_device,
+                clock=clock,
+                make_keeper=make_keeper,
+            )
             for disk in settings.disks
         ]
         self._seeds = [
@@ -68,7 +87,8 @@ class Store:
         for disk in self.disks:
             self._metrics.store_pages.labels(disk.label).set_function(_page_count(disk))
             self._metrics.store_bytes.labels(disk.label).set_function(_live_bytes(disk))
-            self._metrics.store_capacity_bytes.labels(disk.label).set(disk.capacity_bytes)
+        self._agree_on_pins()
+        self.set_quotas(self.settings.quotas)
         return self
 
     def __exit__(
@@ -87,7 +107,7 @@ class Store:
     @property
     def recovering(self) -> bool:
         """Whether a disk is still finding out what it holds; pages appear meanwhile."""
-        return any(disk.opened and not disk.progress.done for disk in self.disks)
+        return any(disk.recovering for disk in self.disks)
 
     def contains(self, page: PageId) -> bool:
         """Whether a read of `page` would be tried. No I/O; a few microseconds."""
@@ -117,16 +137,23 @@ class Store:
 
         False if it was not kept; the metrics say why. True if it is there already.
         """
-        if any(disk.holds(sealed.page) for disk in self.disks):
+        if self.contains(sealed.page):
             return True
+        if not self.disks:
+            return False
+        if not self._admission.admit(sealed.page):
+            self._count_write(self._ranked(sealed.page)[0], "not_admitted")
+            return False
         for disk in self._ranked(sealed.page):
-            if disk.writable:
+            if disk.watch.writable:
                 result = disk.write(sealed)
-                self._metrics.store_writes.labels(disk.label, result).inc()
+                self._count_write(disk, result)
                 return result in ("kept", "present")
-        if self.disks:
-            self._metrics.store_writes.labels(self._ranked(sealed.page)[0].label, "down").inc()
+        self._count_write(self._ranked(sealed.page)[0], "down")
         return False
+
+    def _count_write(self, disk: Disk, result: str) -> None:
+        self._metrics.store_writes.labels(disk.label, result).inc()
 
     def drop(self, page: PageId, reason: str) -> None:
         """Forgets `page`, whose copy is known to be bad; `reason` goes into the metrics."""
@@ -136,31 +163,63 @@ class Store:
 
     def evict_object(self, object_id: ObjectId) -> tuple[int, int]:
         """Drops every version of an object for good. Returns pages and slab bytes."""
-
-        def rows(engine: Engine) -> list[int]:
-            versions = engine.index.catalog.rows_of_object(object_id)
-            return engine.index.rows_of_versions(versions)
-
-        return self._evict(rows, lambda other: other == object_id)
+        return self._evict(Selector(object_id.cache, object_id.bucket, object_id.key, exact=True))
 
     def evict_prefix(self, cache: str, bucket: str, prefix: bytes) -> tuple[int, int]:
         """Drops every object whose key starts with `prefix`. Returns pages and slab bytes."""
+        return self._evict(Selector(cache, bucket, prefix, exact=False))
 
-        def rows(engine: Engine) -> list[int]:
-            versions = engine.index.catalog.rows_of_prefix(cache, bucket, prefix)
-            return engine.index.rows_of_versions(versions)
-
-        def matches(other: ObjectId) -> bool:
-            same = (other.cache, other.bucket) == (cache, bucket)
-            return same and other.key.startswith(prefix)
-
-        return self._evict(rows, matches)
-
-    def _evict(
-        self, rows: Callable[[Engine], list[int]], matches: Callable[[ObjectId], bool]
-    ) -> tuple[int, int]:
-        counts = [disk.evict(rows, matches) for disk in self.disks]
+    def _evict(self, selector: Selector) -> tuple[int, int]:
+        counts = [disk.evict(selector) for disk in self.disks]
         return sum(pages for pages, _ in counts), sum(size for _, size in counts)
+
+    @property
+    def pins(self) -> tuple[Selector, ...]:
+        """What eviction spares."""
+        return self._pins
+
+    def pin(self, selector: Selector) -> None:
+        """Spares what `selector` names from eviction, also after a restart.
+
+        Pinned pages are honoured up to half of a disk. Raises ResourceError `too_many_pins`.
+        """
+        if selector not in self._pins:
+            self._set_pins((*self._pins, selector))
+
+    def unpin(self, selector: Selector) -> None:
+        """Takes back a `pin` of just this selector; without one nothing happens."""
+        if selector in self._pins:
+            self._set_pins(tuple(pin for pin in self._pins if pin != selector))
+
+    def _set_pins(self, pins: tuple[Selector, ...]) -> None:
+        if not Notes(pins=pins).fits:
+            raise ResourceError(
+                "too_many_pins",
+                f"{len(pins)} pins do not fit on a slab",
+                hint="pin a prefix instead of many objects, or take pins back",
+            )
+        self._pins = pins
+        self._pins_version += 1
+        for disk in self.disks:
+            disk.set_pins(pins, self._pins_version)
+
+    def _agree_on_pins(self) -> None:
+        """Disks that were away when pins changed learn the latest ones."""
+        latest = max((disk.notes for disk in self.disks), key=_pins_version, default=Notes())
+        self._pins, self._pins_version = latest.pins, latest.pins_version
+        for disk in self.disks:
+            if disk.opened and disk.notes.pins_version != self._pins_version:
+                disk.set_pins(self._pins, self._pins_version)
+
+    def set_quotas(self, quotas: Mapping[str, int]) -> None:
+        """Bytes that each cache may take, over all disks; caches that are not named have no limit.
+
+        A disk gets its share by capacity. What is over a quota is dropped as new pages come.
+        """
+        total = sum(disk.capacity_bytes for disk in self.disks) or 1
+        for disk in self.disks:
+            share = disk.capacity_bytes / total
+            disk.set_quotas({cache: int(limit * share) for cache, limit in quotas.items()})
 
     def find_version(self, object_id: ObjectId, etag: str) -> ObjectVersion | None:
         """The version of `object_id` called `etag`, if any page of it is here."""
@@ -176,15 +235,25 @@ class Store:
             return "no disk is configured"
         for disk in self.disks:
             if disk.holds(page):
-                if disk.readable:
+                watch = disk.watch
+                if watch.readable:
                     return f"on disk {disk.label}"
-                return f"on disk {disk.label}, which is {disk.state.value}: {disk.trouble}"
+                return f"on disk {disk.label}, which is {watch.state.value}: {watch.reason}"
         home = self._ranked(page)[0]
-        if not home.readable:
-            return f"disk {home.label} is {home.state.value}: {home.trouble}"
+        if not home.watch.readable:
+            return f"disk {home.label} is {home.watch.state.value}: {home.watch.reason}"
         if self.recovering:
             return "not found yet: the store is still being recovered"
         return "not on disk: never kept, evicted, or dropped"
+
+    def scrub(self, stop: threading.Event) -> None:
+        """Looks for rot until `stop` is set, at the rate of the settings; on its own thread."""
+        Scrubber(self.disks, self.settings.scrub_bytes_per_second).run(stop)
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory that the indexes take."""
+        return sum(disk.index_bytes for disk in self.disks)
 
     def checkpoint(self) -> None:
         """Writes a checkpoint of every disk; one that fails is told in the log."""
@@ -203,6 +272,10 @@ class Store:
 
         order = sorted(range(len(self.disks)), key=score, reverse=True)
         return [self.disks[number] for number in order]
+
+
+def _pins_version(notes: Notes) -> int:
+    return notes.pins_version
 
 
 def _page_count(disk: Disk) -> Callable[[], float]:

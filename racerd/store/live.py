@@ -1,0 +1,39 @@
+"""An open slab with everything that works on it: what a disk replaces when its device comes back.
+
+Layer: store. `lock` guards the engine and is never held during I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from racerd.store.engine import Engine
+from racerd.store.record_io import RecordIO
+from racerd.store.recovery import Progress
+from racerd.store.slab import Slab
+from racerd.store.tombstones import Tombstones
+from racerd.store.watch import DiskWatch
+
+
+@dataclass(slots=True)
+class LiveSlab:
+    """`changed`: something happened since the last checkpoint."""
+
+    slab: Slab
+    engine: Engine
+    lock: threading.Lock
+    io: RecordIO
+    tombstones: Tombstones
+    progress: Progress = field(default_factory=Progress)
+    changed: bool = False
+    next_checkpoint: int = 0  # The area the next one goes to.
+    checkpoint_sequence: int = 1
+
+
+def make_live(slab: Slab, watch: DiskWatch) -> LiveSlab:
+    """Builds what works on an open slab; its pages are unknown until recovery found them."""
+    lock = threading.Lock()
+    engine = Engine(slab.geometry)
+    record_io = RecordIO(slab.device, slab.id, slab.geometry)
+    return LiveSlab(slab, engine, lock, record_io, Tombstones(engine, lock, record_io, watch))

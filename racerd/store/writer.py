@@ -1,0 +1,220 @@
+"""Writes pages to one slab, and makes room for them.
+
+Layer: store; thread-safe, on the callers' disk threads. One thread at a time asks the engine for a
+place and does what the engine wants done first: preparing a segment, or evicting one. The record
+itself is written with no lock held.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from racerd.errors import IntegrityError
+from racerd.ids import PageId
+from racerd.pages import SealedPage
+from racerd.store.budget import WriteBudget
+from racerd.store.buffers import aligned_buffer
+from racerd.store.device import DiskError, Extent
+from racerd.store.engine import Evict, Found, Prepare, Refused, Reservation
+from racerd.store.geometry import BLOCK_BYTES
+from racerd.store.live import LiveSlab
+from racerd.store.settings import StoreSettings
+from racerd.store.superblock import encode_segment_header
+from racerd.store.watch import DiskWatch
+from racerd.telemetry import Metrics
+
+
+class SlabWriter:
+    """Of one live slab. Results are words that go into metrics: "kept", or why not."""
+
+    def __init__(
+        self, live: LiveSlab, watch: DiskWatch, budget: WriteBudget, metrics: Metrics, *,
+        label: str, settings: StoreSettings,
+    ) -> None:  # fmt: skip
+        self._live = live
+        self._watch = watch
+        self._budget = budget
+        self._metrics = metrics
+        self._label = label
+        self._settings = settings
+        self._space = threading.Lock()  # Held by the one thread that reserves or evicts.
+
+    def write(self, sealed: SealedPage) -> str:
+        """Writes a page; a medium without space gets one eviction and one more try."""
+        size = self._live.slab.geometry.record_bytes(sealed.seal.length)
+        with self._live.lock:
+            if not self._budget.take(self._watch.now(), size):
+                return "write_budget"
+        result = self._write_once(sealed)
+        if result == "disk_full" and self._evict_for_space():
+            result = self._write_once(sealed)
+        return result
+
+    def _write_once(self, sealed: SealedPage) -> str:
+        if not self._space.acquire(timeout=self._settings.wait_seconds_max):
+            return "busy"
+        try:
+            space = self._reserve(sealed.page, sealed.seal.length)
+        finally:
+            self._space.release()
+        return space if isinstance(space, str) else self._write_record(space, sealed)
+
+    def _reserve(self, page: PageId, length: int) -> Reservation | str:
+        """Does what the engine asks for until it has a place. Returns the reason if it has none."""
+        live = self._live
+        evict = True
+        while True:
+            with live.lock:
+                trimmed = live.engine.trim(page, length)
+                answer = live.engine.reserve(page, length, evict=evict)
+            if trimmed:
+                live.tombstones.add(trimmed)
+                self._count_evicted("quota", len(trimmed))
+            match answer:
+                case Reservation():
+                    return answer
+                case Refused():
+                    unknown = answer.reason == "no_space" and not live.progress.done
+                    return "recovering" if unknown else answer.reason
+                case Prepare():
+                    self._prepare(answer)
+                case Evict():
+                    evict = self._evict()
+
+    def _write_record(self, space: Reservation, sealed: SealedPage) -> str:
+        live = self._live
+        try:
+            with self._watch.operation():
+                live.io.write(space, sealed)
+        except IntegrityError as error:
+            with live.lock:
+                live.engine.abort(space, written=False)
+            return error.code
+        except DiskError as error:
+            self._abort(space)
+            return "disk_full" if error.full else "io_error"
+        with live.lock:
+            dropped = live.engine.commit(space)
+        live.changed = True
+        self._metrics.store_written_bytes.labels(self._label).inc(space.record_bytes)
+        if dropped is None:
+            return "kept"
+        live.tombstones.add([dropped])
+        return "dropped_meanwhile"
+
+    def _abort(self, space: Reservation) -> None:
+        """Part of a record may be on the medium: a tombstone makes sure that it is not found."""
+        with self._live.lock:
+            dropped = self._live.engine.abort(space, written=True)
+        if dropped is not None:
+            self._live.tombstones.add([dropped])
+
+    def _prepare(self, todo: Prepare) -> None:
+        """Gets a segment ready to be filled, or tells the engine that it cannot be."""
+        live, slab = self._live, self._live.slab
+        offset = slab.geometry.segment_offset(todo.segment)
+        extent = Extent(offset, slab.geometry.segment_size(todo.segment))
+        block = aligned_buffer(BLOCK_BYTES)
+        encode_segment_header(
+            block, slab=slab.id, segment=todo.segment, generation=todo.generation, offset=offset
+        )
+        full = False
+        try:
+            with self._watch.operation():
+                full = todo.allocate and not slab.may_grow(extent.length)
+                if todo.allocate and not full:
+                    slab.device.allocate(extent)
+                if not full:
+                    slab.device.write(offset, [block])
+        except DiskError as error:
+            with live.lock:
+                live.engine.not_prepared(todo, no_space=error.full)
+            return
+        with live.lock:
+            if full:
+                live.engine.not_prepared(todo, no_space=True)
+            else:
+                live.engine.prepared(todo)
+
+    # Eviction
+
+    def _evict_for_space(self) -> bool:
+        """The medium is full though the slab is not: give up a segment and try once more."""
+        if not self._space.acquire(timeout=self._settings.wait_seconds_max):
+            return False
+        try:
+            return self._evict()
+        finally:
+            self._space.release()
+
+    def _evict(self, *, moves: bool = True) -> bool:
+        """Evicts one segment, with the space lock held. False if there is no victim."""
+        live = self._live
+        with live.lock:
+            victim = live.engine.next_victim()
+        if victim is None:
+            return False
+        if moves:
+            for found in victim.moves:
+                self._move(found)
+        with live.lock:
+            todo, pages = live.engine.evicted(victim)
+        self._count_evicted("capacity", pages)
+        live.changed = True
+        self._prepare(todo)
+        return True
+
+    def _count_evicted(self, reason: str, pages: int) -> None:
+        self._metrics.store_evicted_pages.labels(self._label, reason).inc(pages)
+
+    def _move(self, found: Found) -> None:
+        """Copies a hot record out of a victim. If that fails it goes with the rest."""
+        live = self._live
+        with live.lock:
+            if not self._budget.take(self._watch.now(), found.record_bytes):
+                return
+            space = live.engine.start_move(found)
+        if space is None:
+            return
+        try:
+            with self._watch.operation():
+                live.io.move(found, space)
+        except IntegrityError as error:
+            self._metrics.corrupt_pages.labels("disk", error.code).inc()
+            self._abort(space)
+            return
+        except DiskError:
+            self._abort(space)
+            return
+        with live.lock:
+            dropped = live.engine.commit_move(space)
+        self._metrics.store_written_bytes.labels(self._label).inc(space.record_bytes)
+        if dropped is not None:
+            live.tombstones.add([dropped])
+
+    def keep_floor(self) -> None:
+        """Gives a segment back to a file system that others have filled up to the floor.
+
+        Called now and then on the disk's own thread; does nothing while somebody makes room.
+        Raises DiskError.
+        """
+        live, slab = self._live, self._live.slab
+        with self._watch.operation():
+            missing = slab.missing_bytes()
+        if missing == 0:
+            live.engine.growing = True
+            return
+        if not self._space.acquire(blocking=False):
+            return
+        try:
+            live.engine.growing = False
+            if not live.engine.segments.free and not self._evict(moves=False):
+                return
+            with live.lock:
+                segment = live.engine.give_up_free_segment()
+            if segment is not None:
+                offset = slab.geometry.segment_offset(segment)
+                with self._watch.operation():
+                    slab.device.release(Extent(offset, slab.geometry.segment_size(segment)))
+        finally:
+            self._space.release()
