@@ -1,0 +1,74 @@
+"""Runs a server process for a test: a free port, readiness by asking it, always killed whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+_READY_SECONDS = 90.0
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def need(program: str | Path, what: str) -> str:
+    """The program's path. Without it the test skips loudly, or fails if RACER_TEST_SERVERS=1."""
+    found = shutil.which(program)
+    if found is None:
+        text = f"{what} is not installed: run tests/servers/install.sh"
+        if os.environ.get("RACER_TEST_SERVERS") == "1":
+            pytest.fail(text)
+        pytest.skip(text)
+    return found
+
+
+@contextlib.contextmanager
+def server(
+    command: Sequence[str], log: Path, ready: Callable[[], bool], environ: Mapping[str, str] = {}
+) -> Iterator[None]:
+    """Runs `command` in a process group of its own until the block ends."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environ},
+            start_new_session=True,
+        )
+        try:
+            _wait(process, ready, log)
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while True:
+        with contextlib.suppress(OSError):
+            if ready():
+                return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{process.args!r} is not ready:\n{log.read_text(errors='replace')}")
+        time.sleep(0.05)
+
+
+def answers(port: int) -> bool:
+    """Whether something accepts connections on `port`."""
+    with socket.create_connection(("127.0.0.1", port), 1):
+        return True
