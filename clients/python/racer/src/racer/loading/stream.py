@@ -1,0 +1,237 @@
+"""`load`: the tensors of a model, one after the other, while the next ones are being read.
+
+Layer: loading, on `models`, `plan` and `pipeline`. One consumer, any thread. Nothing is opened
+before the first tensor is asked for (or `open` is called), and everything is closed when the last
+one was given, when `close` is called, when a `with` block ends, when an exception passes through,
+or when the stream is dropped; in this order: background reads, landings, connections.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Final
+
+from racer.loading.frameworks import Framework, FrameworkName, check_all, open_framework
+from racer.loading.pipeline import Pipeline
+from racer.loading.plan import CHUNK_BYTES_MIN, LoadPlan, chunk_grid, plan_load
+from racer.loading.progress import Progress, ProgressCallback, open_progress
+from racer.loading.report import LoadReport
+from racer.models.directory import ModelDirectory
+from racer.models.names import ExtraShards
+from racer.models.opening import Location, open_source
+from racer.models.source import Source
+
+STAGING_BYTES: Final = 256 << 20
+IN_FLIGHT: Final = 4
+IN_FLIGHT_MAX: Final = 64
+
+_log = logging.getLogger("racer.load")
+
+
+def load(
+    url: Location,
+    *,
+    device: object = "cpu",
+    framework: FrameworkName = "pt",
+    staging_bytes: int = STAGING_BYTES,
+    in_flight: int = IN_FLIGHT,
+    filter: Callable[[str], bool] | None = None,
+    progress: bool | ProgressCallback | None = None,
+    extra_shards: ExtraShards = "refuse",
+    socket: str | os.PathLike[str] | None = None,
+) -> TensorStream:
+    """Yields `(name, tensor)` for each tensor of the model at `url`.
+
+        for name, tensor in racer.load("racer://models/bucket/llama"):
+            parameters[name].copy_(tensor)
+
+    `url` is a `racer://` prefix, a local directory, or one `.safetensors` file of either. Tensors
+    come in natural order of the files and in the order of their bytes, the same each time; each has
+    memory of its own and may be kept. `filter(name)` chooses; what nobody wants is not read.
+
+    `staging_bytes` bounds the memory beyond the tensors that the consumer holds: half of it is
+    landings, half tensors that are ready early. `in_flight` chunks are read at a time. `progress`
+    is True for a bar, or a function of (done bytes, all bytes). `extra_shards="ignore"` leaves out
+    weight files that the index does not name, instead of refusing the model. `socket` is the
+    daemon's, where it is not the default.
+
+    Raises ValueError here for arguments that cannot be; at the first tensor SafetensorsError for
+    files that are not what they should be (nothing was read of their payload then), RacerError for
+    what the daemon says, OSError for what the disk says.
+    """
+    if staging_bytes < 2 * CHUNK_BYTES_MIN * in_flight:
+        raise ValueError(
+            f"staging_bytes is {staging_bytes:,}: {in_flight} in flight need at least"
+            f" {2 * CHUNK_BYTES_MIN * in_flight:,}"
+        )
+    if not 1 <= in_flight <= IN_FLIGHT_MAX:
+        raise ValueError(f"in_flight is {in_flight}: 1 to {IN_FLIGHT_MAX}")
+    if extra_shards not in ("refuse", "ignore"):
+        raise ValueError(f"extra_shards is {extra_shards!r}: 'refuse' or 'ignore'")
+    source, only = open_source(url, socket=socket)
+    return TensorStream(
+        source,
+        only=only,
+        device=device,
+        framework=framework,
+        chunk_bytes=staging_bytes // (2 * in_flight),
+        in_flight=in_flight,
+        filter=filter,
+        progress=progress,
+        extra_shards=extra_shards,
+    )
+
+
+class TensorStream:
+    """The iterator that `load` returns; also a context manager. Owns `source`.
+
+    `report` tells how far it is, and what it did in the end. After `open`, `model` and `plan` tell
+    what will be loaded.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        only: str | None = None,
+        device: object = "cpu",
+        framework: str = "pt",
+        chunk_bytes: int = STAGING_BYTES // (2 * IN_FLIGHT),
+        in_flight: int = IN_FLIGHT,
+        filter: Callable[[str], bool] | None = None,
+        progress: bool | ProgressCallback | None = None,
+        extra_shards: ExtraShards = "refuse",
+    ) -> None:
+        self._framework = open_framework(framework, device)
+        self._source = source
+        self._only = only
+        self._chunk_bytes = chunk_bytes
+        self._in_flight = in_flight
+        self._filter = filter
+        self._progress = progress
+        self._extra_shards = extra_shards
+        self._tensors: Generator[tuple[str, Any]] | None = None
+        self._closed = False
+        self.model: ModelDirectory | None = None
+        self.plan: LoadPlan | None = None
+        self.report = LoadReport(source.location)
+
+    # --- lifetime ---------------------------------------------------------------------------
+
+    def open(self) -> LoadPlan:
+        """Reads and checks names, index and headers; no payload. Done twice it does nothing."""
+        if self.plan is not None:
+            return self.plan
+        if self._closed:
+            raise ValueError("this load was closed")
+        try:
+            self.model = ModelDirectory.open(
+                self._source, only=self._only, extra_shards=self._extra_shards
+            )
+            self.plan = self._planned(self.model)
+        except BaseException:
+            self.close()
+            raise
+        return self.plan
+
+    def _planned(self, model: ModelDirectory) -> LoadPlan:
+        wanted = self._filter or (lambda name: True)
+        files = [
+            (shard.file, [tensor for tensor in shard.tensors if wanted(tensor.name)])
+            for shard in model.shards
+        ]
+        plan = plan_load(files, grid=chunk_grid(self._chunk_bytes, self._source.page_bytes))
+        check_all(self._framework, plan.tensors)
+        return plan
+
+    def close(self) -> None:
+        """Ends background reads, frees their memory, and closes the source; tells what was done."""
+        if self._closed:
+            return
+        self._closed = True
+        tensors, self._tensors = self._tensors, None
+        try:
+            if tensors is not None:
+                tensors.close()
+        finally:
+            self._source.close()
+
+    def __enter__(self) -> TensorStream:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+    # --- iteration --------------------------------------------------------------------------
+
+    def __iter__(self) -> TensorStream:
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        if self._closed:
+            raise StopIteration
+        try:
+            if self._tensors is None:
+                self._tensors = _deliver(
+                    self.open(),
+                    self._source,
+                    self._framework,
+                    self._in_flight,
+                    open_progress(self._progress, f"Loading {self._source.location}"),
+                    self.report,
+                )
+            return next(self._tensors)
+        except BaseException:
+            # The end, too, comes as an exception.
+            self.close()
+            raise
+
+
+def _deliver(
+    plan: LoadPlan,
+    source: Source,
+    framework: Framework,
+    in_flight: int,
+    progress: Progress,
+    report: LoadReport,
+) -> Generator[tuple[str, Any]]:
+    """Runs the pipeline; ended in any way, it leaves no thread and tells what was done."""
+    total = plan.tensor_bytes
+    began = time.perf_counter()
+    pipeline = Pipeline(plan, source, framework, in_flight=in_flight)
+    try:
+        for index, chunk in enumerate(plan.chunks):
+            asked = time.perf_counter()
+            report.add(pipeline.wait_for(index))
+            report.wait_seconds += time.perf_counter() - asked
+            for number in chunk.completes:
+                info = plan.tensors[number].info
+                report.tensors += 1
+                report.tensor_bytes += info.nbytes
+                progress.update(report.tensor_bytes, total)
+                # No name for the tensor here: what the consumer drops must go at once.
+                yield info.name, pipeline.take_tensor(number)
+            pipeline.release(index)
+        report.complete = True
+    finally:
+        try:
+            pipeline.close()
+        finally:
+            progress.close()
+            report.seconds = time.perf_counter() - began
+            report.copy_seconds = pipeline.copy_seconds
+            _log.info("%s", report)

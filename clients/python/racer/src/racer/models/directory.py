@@ -1,0 +1,209 @@
+"""A model directory whose headers were read and agree: which tensor lies where.
+
+Layer: models, driver of `names` over a `Source`. Opening reads names, the index and the headers
+(several at a time), never a payload byte; whatever is wrong is a SafetensorsError before one is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from racer.models.names import (
+    ExtraShards,
+    ShardNames,
+    find_index,
+    read_index_untrusted,
+    with_index,
+    without_index,
+)
+from racer.models.source import Source, SourceFile
+from racer.safetensors.errors import SafetensorsError, quoted
+from racer.safetensors.header import (
+    HEADER_BYTES_MAX,
+    LENGTH_BYTES,
+    Header,
+    TensorInfo,
+    header_stop_untrusted,
+    parse_header,
+)
+
+_HEADERS_AT_ONCE = 8
+
+_log = logging.getLogger("racer.models")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of weights and those of its tensors that count, in the order of their bytes."""
+
+    file: SourceFile
+    metadata: Mapping[str, str]
+    tensors: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """The weights under `location`: each tensor in one shard, shards in natural order.
+
+    `index` is the index that decided, if any; `left_out` are files that a rule left unread,
+    `unmapped` tensors that lie in the shards but that the index does not name.
+    """
+
+    location: str
+    shards: tuple[Shard, ...]
+    index: str | None = None
+    left_out: tuple[str, ...] = ()
+    unmapped: tuple[str, ...] = ()
+
+    @classmethod
+    def open(
+        cls, source: Source, *, only: str | None = None, extra_shards: ExtraShards = "refuse"
+    ) -> ModelDirectory:
+        """Reads and checks what lies at `source`; with `only`, the one file of that name.
+
+        Raises SafetensorsError, and what the source raises. Ended by an exception, it has no read
+        left running.
+        """
+        if only is not None:
+            return cls._of_files(source, ShardNames((only,)), {}, None)
+        names = source.names()
+        index, weight_map = find_index(names), {}
+        if index is None:
+            chosen = _located(source.location, lambda: without_index(names))
+        else:
+            weight_map = _read_index(source, index)
+            chosen = _located(source.location, lambda: with_index(names, weight_map, extra_shards))
+        return cls._of_files(source, chosen, weight_map, index)
+
+    @classmethod
+    def _of_files(
+        cls, source: Source, chosen: ShardNames, weight_map: Mapping[str, str], index: str | None
+    ) -> ModelDirectory:
+        opened = _read_headers(source, chosen.names, weight_map)
+        _check_one_shard_each(opened)
+        unmapped: list[str] = []
+        if index is not None:
+            _check_mapped(opened, weight_map)
+            unmapped = [t.name for _, h in opened for t in h.tensors if t.name not in weight_map]
+        shards = tuple(
+            Shard(
+                file,
+                header.metadata,
+                tuple(t for t in header.tensors if index is None or t.name in weight_map),
+            )
+            for file, header in opened
+        )
+        model = cls(source.location, shards, index, chosen.left_out, tuple(unmapped))
+        model._tell()
+        return model
+
+    def _tell(self) -> None:
+        if self.left_out:
+            _log.warning(
+                "%s: not read: %s (%s)",
+                self.location,
+                ", ".join(map(ascii, self.left_out)),
+                f"not in {self.index}" if self.index else "the other files hold the same model",
+            )
+        if self.unmapped:
+            _log.warning(
+                "%s: %d tensors are in the shards but not in %s, and are not loaded; the first: %s",
+                self.location,
+                len(self.unmapped),
+                self.index,
+                quoted(self.unmapped[0]),
+            )
+
+    def tensors(self) -> Iterator[tuple[Shard, TensorInfo]]:
+        """Every tensor in the order of loading."""
+        for shard in self.shards:
+            for tensor in shard.tensors:
+                yield shard, tensor
+
+
+def _read_index(source: Source, name: str) -> dict[str, str]:
+    file = source.find(name)
+    if file is None:
+        raise SafetensorsError("vanished while it was read", file=f"{source.location}/{name}")
+    if file.size > HEADER_BYTES_MAX:
+        raise SafetensorsError(
+            f"the index has {file.size:,} bytes, the limit is {HEADER_BYTES_MAX:,}", file=file.url
+        )
+    try:
+        return read_index_untrusted(source.read(file, 0, file.size) if file.size else b"")
+    except SafetensorsError as error:
+        error.file = file.url
+        raise
+
+
+def _read_headers(
+    source: Source, names: Sequence[str], weight_map: Mapping[str, str]
+) -> list[tuple[SourceFile, Header]]:
+    def read(name: str) -> tuple[SourceFile, Header]:
+        file = source.find(name)
+        if file is None:
+            mapped = sum(held == name for held in weight_map.values())
+            raise SafetensorsError(
+                f"the index maps {mapped} tensors to it, and it is not there"
+                if mapped
+                else "there is no such file",
+                file=f"{source.location}/{name}",
+                hint="upload the missing shard" if mapped else "",
+            )
+        return file, read_header(source, file)
+
+    # In order, so that of several faults the same one is told each time.
+    with ThreadPoolExecutor(_HEADERS_AT_ONCE, "racer-headers") as pool:
+        try:
+            return list(pool.map(read, names))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            source.cancel()
+            raise
+
+
+def read_header(source: Source, file: SourceFile) -> Header:
+    """The checked header of one file: its length first, then exactly the header."""
+    length = source.read(file, 0, min(LENGTH_BYTES, file.size)) if file.size else b""
+    stop = header_stop_untrusted(length, file.size, file=file.url)
+    rest = source.read(file, LENGTH_BYTES, stop) if stop > LENGTH_BYTES else b""
+    return parse_header(length + rest, file.size, file=file.url)
+
+
+def _check_one_shard_each(opened: Sequence[tuple[SourceFile, Header]]) -> None:
+    seen: dict[str, SourceFile] = {}
+    for file, header in opened:
+        for tensor in header.tensors:
+            other = seen.setdefault(tensor.name, file)
+            if other is not file:
+                raise SafetensorsError(
+                    f"is in {quoted(other.name)} too",
+                    file=file.url,
+                    tensor=tensor.name,
+                    hint="a model has one source for each tensor",
+                )
+
+
+def _check_mapped(
+    opened: Sequence[tuple[SourceFile, Header]], weight_map: Mapping[str, str]
+) -> None:
+    held = {tensor.name: file for file, header in opened for tensor in header.tensors}
+    files = {file.name: file for file, _ in opened}
+    for name, shard in weight_map.items():
+        holder = held.get(name)
+        if holder is None or holder.name != shard:
+            where = "no shard has it" if holder is None else f"{quoted(holder.name)} has it"
+            raise SafetensorsError(
+                f"the index maps it here, but {where}", file=files[shard].url, tensor=name
+            )
+
+
+def _located(location: str, choose: Callable[[], ShardNames]) -> ShardNames:
+    try:
+        return choose()
+    except SafetensorsError as error:
+        error.file = location if error.file is None else f"{location}/{error.file}"
+        raise

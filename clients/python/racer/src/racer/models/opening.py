@@ -1,0 +1,35 @@
+"""From what a user writes to a source: `racer://…`, a directory, or one file of either.
+
+Layer: models.
+"""
+
+from __future__ import annotations
+
+import os
+
+from racer.models.local import LocalSource
+from racer.models.names import SUFFIX
+from racer.models.source import Source
+from racer.urls import SCHEME, RacerUrl
+
+Location = str | RacerUrl | os.PathLike[str]
+
+
+def open_source(
+    location: Location, *, socket: str | os.PathLike[str] | None = None
+) -> tuple[Source, str | None]:
+    """The source of `location`, and the one file in it that is meant, if one is.
+
+    Does no I/O. Whatever ends in `.safetensors` names a file, everything else a directory.
+    """
+    text = str(location) if isinstance(location, RacerUrl) else os.fspath(location)
+    folder, name = text, None
+    if text.endswith(SUFFIX):
+        folder, _, name = text.rpartition("/")
+    if not text.startswith(SCHEME):
+        return LocalSource(folder or ("/" if text.startswith("/") else ".")), name
+    from racer.models.prefix import RacerSource  # The client is not needed for local files.
+
+    if name is not None:
+        name = RacerUrl.parse(text).key.rpartition(b"/")[2].decode()
+    return RacerSource(folder, socket=socket), name

@@ -1,0 +1,143 @@
+"""A prefix behind racerd as a source of model files.
+
+Layer: models, I/O driver on the client. The source has a client of its own, so that cancelling a
+load ends its reads and nobody else's. Bulk reads land in memory that the daemon writes into; where
+the daemon ends in the middle, the landing is replaced and the read tried again as often as
+`racer.retry` allows.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+
+from racer.client import TIMEOUT_SECONDS, Client
+from racer.deadline import Deadline
+from racer.errors import (
+    Closed,
+    ConnectionLost,
+    DaemonUnavailable,
+    MemoryLost,
+    NotFound,
+    ProtocolError,
+)
+from racer.landing import Landing
+from racer.models.source import SourceFile
+from racer.retry import Retries
+from racer.urls import RacerUrl
+
+_CONNECTIONS_MAX = 64
+
+
+class RacerSource:
+    """The objects under the prefix of `url`, which is taken as a directory.
+
+    `socket` and `timeout` are as for `Client`.
+    """
+
+    def __init__(
+        self,
+        url: str | RacerUrl,
+        *,
+        socket: str | os.PathLike[str] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        parsed = RacerUrl.parse(url)
+        key = parsed.key.rstrip(b"/")
+        self._base = RacerUrl(parsed.cache, parsed.bucket, key)
+        self.location = str(self._base).rstrip("/")
+        self.timeout = timeout
+        self.client = Client(socket=socket, timeout=timeout, connections_max=_CONNECTIONS_MAX)
+        self.cancelled = threading.Event()
+        self._page_bytes: int | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        if self._page_bytes is None:
+            self._page_bytes = self.client.info(self._base.cache).page_bytes
+        return self._page_bytes
+
+    def _url(self, name: str) -> RacerUrl:
+        key = b"/".join(part for part in (self._base.key, name.encode()) if part)
+        return RacerUrl(self._base.cache, self._base.bucket, key)
+
+    def names(self) -> Sequence[str]:
+        folder = self._base.key + b"/" if self._base.key else b""
+        listed = self.client.list(
+            RacerUrl(self._base.cache, self._base.bucket, folder), recursive=False
+        )
+        keys = [RacerUrl.parse(entry.url).key for entry in listed if not entry.is_prefix]
+        # A name that is not UTF-8 is nothing that a model refers to, but messages may show it.
+        names = [key[len(folder) :].decode("utf-8", "backslashreplace") for key in keys]
+        if not names:
+            raise NotFound(
+                f"nothing lies under {self.location}/", hint="check the URL with `racer ls`"
+            )
+        return [name for name in names if name]
+
+    def find(self, name: str) -> SourceFile | None:
+        url = self._url(name)
+        try:
+            stat = self.client.stat(url)
+        except NotFound:
+            return None
+        return SourceFile(name, str(url), stat.size, stat.etag)
+
+    def read(self, file: SourceFile, start: int, stop: int) -> bytes:
+        data = self.client.read(file.url, start, stop - start, etag=file.version)
+        _check_length(file, stop - start, len(data))
+        return data
+
+    def landing(self, nbytes: int) -> RacerLanding:
+        return RacerLanding(self, nbytes)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self.client.abort()
+
+    def close(self) -> None:
+        self.cancelled.set()
+        self.client.close()
+
+
+class RacerLanding:
+    """A `Landing`, replaced when the daemon that wrote into it went away."""
+
+    def __init__(self, source: RacerSource, nbytes: int) -> None:
+        self._source = source
+        self._nbytes = nbytes
+        self._landing = source.client.landing(nbytes)
+
+    @property
+    def view(self) -> memoryview:
+        return self._landing.view
+
+    def read(self, file: SourceFile, start: int, stop: int) -> Mapping[str, int]:
+        retries = Retries(restarts=True)
+        deadline = Deadline.after(self._source.timeout)
+        while True:
+            try:
+                done = self._landing_now().read(file.url, start, stop - start, etag=file.version)
+                _check_length(file, stop - start, done.bytes)
+                return done.rungs
+            except (ConnectionLost, MemoryLost, DaemonUnavailable) as error:
+                pause = retries.pause_after(error, deadline)
+            if self._source.cancelled.wait(pause):
+                raise Closed(f"reading {file.url} was cancelled")
+
+    def _landing_now(self) -> Landing:
+        if self._landing.lost:
+            self._landing.close()
+            self._landing = self._source.client.landing(self._nbytes)
+        return self._landing
+
+    def close(self) -> None:
+        self._landing.close()
+
+
+def _check_length(file: SourceFile, asked: int, came: int) -> None:
+    if came != asked:
+        raise ProtocolError(
+            f"{came:,} bytes of {file.url} came instead of {asked:,}, though its size is known"
+        )

@@ -1,0 +1,70 @@
+"""What a model is read from, as a protocol.
+
+Layer: models, bottom. A source is used by several threads: small reads by whoever asks, and one
+`SourceLanding` for each thread that reads in bulk. `cancel` may come from any thread: reads that
+are running end soon, with an error, and later ones do not start. A `SourceFile` is one version: a
+read that meets another one raises VersionChanged; versions are never mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One version of a file. `name` is relative to the source; `url` is the whole name."""
+
+    name: str
+    url: str
+    size: int
+    version: str
+
+
+class SourceLanding(Protocol):
+    """Memory that reads land in, again and again; one thread's."""
+
+    @property
+    def view(self) -> memoryview:
+        """All of it. What a read put there is valid until the next read."""
+
+    def read(self, file: SourceFile, start: int, stop: int) -> Mapping[str, int]:
+        """Fills `view` from its beginning with [start, stop) of the file; blocks.
+
+        Returns how many bytes came from where ("memory", "disk", "origin", "file" …).
+        """
+
+    def close(self) -> None:
+        """Gives the memory up; done twice it does nothing."""
+
+
+class Source(Protocol):
+    """A place with files of a model."""
+
+    @property
+    def location(self) -> str:
+        """What messages call it, without a slash at the end."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Reads that end on multiples of this are the cheapest."""
+
+    def names(self) -> Sequence[str]:
+        """The names of its files, one level, in no order. Raises NotFound or OSError."""
+
+    def find(self, name: str) -> SourceFile | None:
+        """The current version of one file, also below the first level; None if there is none."""
+
+    def read(self, file: SourceFile, start: int, stop: int) -> bytes:
+        """A short range, kept whole."""
+
+    def landing(self, nbytes: int) -> SourceLanding:
+        """Makes touched memory of `nbytes` for the calling thread, which closes it."""
+
+    def cancel(self) -> None:
+        """Ends the reads of all threads, and the source's use but for `close`."""
+
+    def close(self) -> None:
+        """Gives everything up; done twice it does nothing. Landings are closed before."""
