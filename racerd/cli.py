@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from racerd import __version__
@@ -76,7 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Importing the app costs more than reading settings: not before they are known to be good.
         from racerd.app import run
 
-        return run(loaded.settings, lambda: load_settings(flags, os.environ).settings)
+        config = flags["config"] or os.environ.get("RACER_CONFIG")
+        return run(
+            loaded.settings,
+            lambda: load_settings(flags, os.environ).settings,
+            [Path(config)] if config else [],
+        )
     except ConfigError as error:
         for problem in error.problems:
             print(f"racerd: {problem}", file=sys.stderr)

@@ -98,8 +98,11 @@ def _memory(_: Surroundings, __: Mapping[str, Any]) -> int:
     return memory_budget_default()
 
 
+_OPEN_THREADS_MAX = 16  # More than saturate a node's memory bus.
+
+
 def _cores(_: Surroundings, __: Mapping[str, Any]) -> int:
-    return len(os.sched_getaffinity(0))
+    return min(_OPEN_THREADS_MAX, len(os.sched_getaffinity(0)))
 
 
 SETTINGS: tuple[Declared, ...] = (
@@ -132,7 +135,7 @@ SETTINGS: tuple[Declared, ...] = (
              "pages in progress for one connection"),
     Declared("connections_max", kinds.count(1, 65536), 1024, "client connections of one cache"),
     Declared("open_threads", kinds.count(1, 1024), _cores, "threads that open and seal",
-             default_text="one per core"),
+             default_text="one per core, at most 16"),
     Declared("disk_threads", kinds.count(1, 1024), 4, "threads that read and write disks"),
     Declared("origin_threads", kinds.count(1, 1024), 16, "requests to origins at a time"),
     Declared("socket_mode", kinds.MODE, 0o660, "mode of the client sockets"),

@@ -42,7 +42,7 @@ from racerd.origin.failures import (
     unavailable,
     version_changed,
 )
-from racerd.origin.names import StoreName, folder_of, store_name
+from racerd.origin.store_names import StoreName, folder_of, store_name
 from racerd.origin.parts import PartHead, check_part
 from racerd.origin.protocol import CancelToken, ListedObject, ListedPrefix
 from racerd.origin.stores import Store, Stores

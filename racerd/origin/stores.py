@@ -19,7 +19,7 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from racerd.config.origin_options import OriginOptions, Secret
 from racerd.errors import ConfigError
-from racerd.origin.names import StoreName
+from racerd.origin.store_names import StoreName
 
 Store = S3Store | GCSStore | AzureStore | HTTPStore
 

@@ -86,11 +86,9 @@ def test_bytes_arrive_by_every_way(tmp_path: Path, models: Path) -> None:
         assert client.read("racer://local/models/empty") == b""
         with client.map("racer://local/models/empty") as view:
             assert len(view) == 0
-        assert [e.key for e in client.list("racer://local/models/")] == [
-            "config.json",
-            "empty",
-            "weights.bin",
-        ]
+        names = ["config.json", "empty", "weights.bin"]
+        entries = list(client.list("racer://local/models/"))
+        assert [e.url for e in entries] == [f"racer://local/models/{n}" for n in names]
         with pytest.raises(racer.NotFound):
             client.stat("racer://local/models/nowhere")
 

@@ -15,7 +15,7 @@ from racerd.config.origin_options import OriginOptions, Secret
 from racerd.errors import RacerError
 from racerd.ids import ObjectId
 from racerd.origin.factory import make_origin
-from racerd.origin.names import StoreName, store_name
+from racerd.origin.store_names import StoreName, store_name
 from racerd.origin.protocol import CancelToken, Origin
 from racerd.runtime.deadline import Deadline
 from racerd.telemetry import Metrics

@@ -1,0 +1,343 @@
+"""The composition root: builds everything, starts it, drains it, and ends it in reverse.
+
+Layer: app; the only file that knows everyone. One event loop runs the daemon; blocking work is on
+the named threads below. What starts is a context manager, so that a failure half-way, or the end,
+closes what was opened and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from racerd import __version__
+from racerd.caches import Caches
+from racerd.config import Settings
+from racerd.crypto.keyring import Keyring
+from racerd.errors import ConfigError
+from racerd.read.services import ReadServices, ReadThreads
+from racerd.read.settings import ReadSettings
+from racerd.runtime.arena import FrameArena
+from racerd.runtime.hardening import forbid_core_dumps
+from racerd.runtime.logs import set_up_logs
+from racerd.runtime.loop_lag import watch_loop_lag
+from racerd.runtime.process import open_descriptors, resident_bytes
+from racerd.runtime.threads import WorkerThreads
+from racerd.runtime.watch import watch_files
+from racerd.serve.diagnostics import Answer, DiagnosticsServer, Page
+from racerd.serve.settings import ClientSocketSettings
+from racerd.store import Store
+from racerd.store.settings import DiskSettings, StoreSettings
+from racerd.telemetry import Metrics
+from racerd.units import format_bytes
+
+_LOG = logging.getLogger(__name__)
+_STUCK_SECONDS = 30.0
+_SECOND_SIGNAL_STATUS = 1
+
+
+def run(settings: Settings, reload: Callable[[], Settings], files: Sequence[Path] = ()) -> int:
+    """Serves until SIGTERM or SIGINT and returns the exit status.
+
+    `reload` reads the settings anew; a change of one of `files` asks for it, like SIGHUP.
+    """
+    set_up_logs(settings.log_level, settings.log_format)
+    forbid_core_dumps()
+    os.umask(0o077)
+    return uvloop.run(_serve(Daemon(settings, reload, files)))
+
+
+async def _serve(daemon: Daemon) -> int:
+    async with daemon:
+        await daemon.until_told_to_stop()
+    return 0
+
+
+def _read_settings(settings: Settings) -> ReadSettings:
+    return ReadSettings(
+        plaintext_bytes=settings.plaintext,
+        dirty_bytes=settings.dirty,
+        request_pages=settings.request_pages,
+        connection_pages=settings.connection_pages,
+        disk_seconds=settings.disk_seconds,
+        write_seconds=settings.write_seconds,
+        version_seconds=settings.version_seconds,
+    )
+
+
+def _store_settings(settings: Settings) -> StoreSettings:
+    return StoreSettings(
+        disks=tuple(DiskSettings(disk.path, disk.size_bytes) for disk in settings.disks),
+        free_floor_ratio=settings.free_space_floor,
+        write_bytes_per_day=settings.write_bytes_per_day,
+        quotas={
+            cache.name: cache.quota_bytes
+            for cache in settings.caches.values()
+            if cache.quota_bytes is not None
+        },
+        checkpoint_seconds=settings.checkpoint_seconds,
+        scrub_bytes_per_second=settings.scrub_bytes_per_second,
+    )
+
+
+def _socket_settings(settings: Settings) -> ClientSocketSettings:
+    group = None
+    if settings.socket_group is not None:
+        try:
+            group = grp.getgrnam(settings.socket_group).gr_gid
+        except KeyError:
+            raise ConfigError(
+                [f"socket_group: there is no group {settings.socket_group!r} here"]
+            ) from None
+    return ClientSocketSettings(
+        settings.run_dir,
+        mode=settings.socket_mode,
+        group=group,
+        connections_max=settings.connections_max,
+    )
+
+
+def _refuse_gpu(settings: Settings) -> None:
+    """R17: `on` is a promise that cannot be kept here."""
+    if settings.gpu == "on":
+        raise ConfigError(
+            ["gpu: `on` was asked for, and this build serves host memory only: no GPU is used;"
+             " start with --gpu=auto"]
+        )  # fmt: skip
+
+
+class Daemon:
+    """One racerd. An async context manager: entered, it serves."""
+
+    def __init__(
+        self, settings: Settings, reload: Callable[[], Settings], files: Sequence[Path]
+    ) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self._reload = reload
+        self._files = files
+        self._state = "starting"
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lag_max = 0.0
+
+    async def __aenter__(self) -> Daemon:
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        _LOG.info("draining: running reads have %.0f s", self.settings.drain_seconds)
+        self._state = "draining"
+        self.metrics.ready.set(0)
+        await self._caches.drain(self.settings.drain_seconds)
+        await self._stack.aclose()
+        _LOG.info("stopped")
+
+    # --- start ------------------------------------------------------------------------------
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings, metrics = self.settings, self.metrics
+        _refuse_gpu(settings)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signal_number, self._told_to_stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._told_to_reload)
+        if settings.diagnostics is not None:
+            self._diagnostics = await stack.enter_async_context(
+                DiagnosticsServer(*settings.diagnostics, self._pages())
+            )
+        _make_folder(settings.state_dir)
+        self._keyring = Keyring.open(settings.key_file)
+        arena = stack.enter_context(FrameArena(settings.frame_bytes, settings.memory))
+        self._store = stack.enter_context(
+            Store(_store_settings(settings), settings.geometry, metrics)
+        )
+        threads = ReadThreads(
+            open=await stack.enter_async_context(
+                WorkerThreads("open", settings.open_threads, spread=True)
+            ),
+            disk=await stack.enter_async_context(
+                WorkerThreads("disk", settings.disk_threads * max(1, len(settings.disks)))
+            ),
+            origin=await stack.enter_async_context(
+                WorkerThreads("origin", settings.origin_threads)
+            ),
+        )
+        self._services = await stack.enter_async_context(
+            ReadServices(
+                arena=arena,
+                threads=threads,
+                store=self._store,
+                keyring=self._keyring,
+                geometry=settings.geometry,
+                metrics=metrics,
+                settings=_read_settings(settings),
+            )
+        )
+        self._caches = await stack.enter_async_context(
+            Caches(self._services, _socket_settings(settings), metrics)
+        )
+        await self._caches.change_to(settings.caches)
+        self._watch(stack)
+        self._state = "ready"
+        metrics.ready.set(1)
+        print(self._greeting(), flush=True)
+
+    def _watch(self, stack: AsyncExitStack) -> None:
+        stack.push_async_callback(self._cancel_tasks)
+        self._spawn(watch_loop_lag(self._note_lag))
+        self._spawn(self._watch_stuck_flights())
+        files = [self.settings.key_file, *self._files]
+        self._spawn(watch_files(files, lambda _: self._told_to_reload()))
+
+    def _greeting(self) -> str:
+        lines = [f"racerd {__version__}"]
+        for cache in self.settings.caches.values():
+            lines.append(f"  cache {cache.name}: {self._caches.socket_path(cache.name)}")
+            lines.append(f"    origin {cache.origin}")
+        for disk in self._store.disks:
+            lines.append(f"  disk {disk.label}: {format_bytes(disk.capacity_bytes)}")
+        lines.append(f"  memory {format_bytes(self.settings.memory)}, gpu off (none is used)")
+        if self.settings.diagnostics is not None:
+            lines.append(f"  diagnostics http://{self._diagnostics.address}/metrics")
+        first = next(iter(self.settings.caches), None)
+        if first is not None:
+            lines.append(f"  try: racer --run-dir {self.settings.run_dir} ls racer://{first}/")
+        return "\n".join([*lines, "ready"])
+
+    # --- while it serves --------------------------------------------------------------------
+
+    async def until_told_to_stop(self) -> None:
+        await self._stop.wait()
+
+    def _told_to_stop(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            # Somebody is in a hurry: the store survives this as it survives a crash.
+            _LOG.warning("told to stop twice: leaving at once")
+            os._exit(_SECOND_SIGNAL_STATUS)
+        self._stop.set()
+
+    def _told_to_reload(self) -> None:
+        self._spawn(self._reloaded())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a background task of the daemon failed", exc_info=error)
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _reloaded(self) -> None:
+        await self._reload_keys()
+        await self._reload_settings()
+
+    async def _reload_keys(self) -> None:
+        try:
+            changed = await asyncio.to_thread(self._keyring.reload)
+        except ConfigError as error:
+            self.metrics.reloads.labels("keys", "refused").inc()
+            _LOG.error("the key file was not reloaded, the old keys stay: %s", error.message)
+            return
+        if changed:
+            self.metrics.reloads.labels("keys", "done").inc()
+            _LOG.info("keys reloaded: epochs %s", self._keyring.epochs)
+
+    async def _reload_settings(self) -> None:
+        try:
+            settings = await asyncio.to_thread(self._reload)
+            _socket_settings(settings)
+        except ConfigError as error:
+            self.metrics.reloads.labels("settings", "refused").inc()
+            for problem in error.problems:
+                _LOG.error("settings were not reloaded: %s", problem)
+            return
+        self._say_what_needs_a_restart(settings)
+        if settings.caches != self.settings.caches:
+            await self._caches.change_to(settings.caches)
+            self.settings = replace(self.settings, caches=settings.caches)
+        self.metrics.reloads.labels("settings", "done").inc()
+
+    def _say_what_needs_a_restart(self, settings: Settings) -> None:
+        names = [
+            name
+            for name, value in vars(self.settings).items()
+            if name != "caches" and value != getattr(settings, name)
+        ]
+        if names:
+            _LOG.warning("these settings changed and need a restart: %s", ", ".join(names))
+
+    def _note_lag(self, seconds: float) -> None:
+        self.metrics.loop_lag_seconds.observe(seconds)
+        self._lag_max = max(self._lag_max, seconds)
+
+    async def _watch_stuck_flights(self) -> None:
+        """F66: a page that nobody gets for long is said once, with what it waits for."""
+        said: set[int] = set()
+        while True:
+            await asyncio.sleep(_STUCK_SECONDS / 3)
+            stuck = self._services.flights.stuck(_STUCK_SECONDS)
+            for flight in stuck:
+                if id(flight) not in said:
+                    _LOG.warning(
+                        "%s is being acquired for over %.0f s: at the rung %s, with %d waiting",
+                        flight.page.text, _STUCK_SECONDS, flight.rung, flight.waiters,
+                    )  # fmt: skip
+            said = {id(flight) for flight in stuck}
+
+    # --- what people see --------------------------------------------------------------------
+
+    def _pages(self) -> dict[str, Page]:
+        return {
+            "/healthz": lambda: Answer.text("ok\n"),
+            "/readyz": self._readiness,
+            "/metrics": self._exposition,
+            "/debug/flights": lambda: Answer.json(
+                self._services.flights.describe() if self._state != "starting" else []
+            ),
+        }
+
+    def _readiness(self) -> Answer:
+        if self._state != "ready":
+            return Answer.json({"ready": False, "waiting_for": [self._state]}, 503)
+        recovering = [disk.label for disk in self._store.disks if disk.recovering]
+        # A disk that still recovers serves what it has found: it is said, and keeps nobody out.
+        return Answer.json({"ready": True, "recovering": recovering})
+
+    def _exposition(self) -> Answer:
+        self.metrics.open_descriptors.set(open_descriptors())
+        self.metrics.resident_bytes.set(resident_bytes())
+        self.metrics.loop_lag_max_seconds.set(self._lag_max)
+        self._lag_max = 0.0
+        body, content_type = self.metrics.exposition()
+        return Answer(200, body, content_type)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            [f"state_dir: {folder} cannot be made: {error.strerror}; choose another --state-dir"]
+        ) from error
