@@ -71,10 +71,12 @@ class EpochKey:
     def __reduce__(self) -> NoReturn:
         raise TypeError("an EpochKey is not pickled: its key would leave this process")
 
-    def __del__(self) -> None:
+    def __del__(self, _zeros: bytes = bytes(KEY_BYTES)) -> None:
+        # Bound early: when the interpreter ends, the names of this module may be gone.
         mapping = getattr(self, "_mapping", None)  # Absent where the constructor refused.
         if mapping is not None:
-            mapping[:KEY_BYTES] = bytes(KEY_BYTES)
+            mapping.seek(0)
+            mapping.write(_zeros)
 
 
 def _cmac_k1(cipher: Cipher[modes.ECB]) -> int:
