@@ -124,15 +124,24 @@ def _read(path: Path) -> bytes:
         # Non-blocking, so that a FIFO put there cannot hold the daemon up. Symlinks are followed:
         # a mounted Secret is one.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
+        try:
             problems = _stat_problems(path, os.fstat(descriptor))
             if problems:
                 raise ConfigError(problems)
-            return file.read(FILE_BYTES_MAX + 1)
+            return _read_all(descriptor)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError([_os_problem(path, "cannot be read", error)]) from None
+
+
+def _read_all(descriptor: int) -> bytes:
+    content = bytearray()
+    while len(content) <= FILE_BYTES_MAX and (part := os.read(descriptor, FILE_BYTES_MAX)):
+        content += part
+    return bytes(content)
 
 
 def _stat_problems(path: Path, found: os.stat_result) -> list[str]:
