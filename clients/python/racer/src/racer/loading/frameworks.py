@@ -194,8 +194,10 @@ def _check_shape(build: Callable[[TensorInfo], Building], info: TensorInfo, name
         return
     try:
         build(info)
-    except (ValueError, RuntimeError, OverflowError) as error:
-        raise SafetensorsError(f"{name} refuses its shape: {error}", unsupported=True) from error
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        # The first line: torch puts a trace of itself behind it.
+        reason = str(error).partition("\n")[0]
+        raise SafetensorsError(f"{name} refuses its shape: {reason}", unsupported=True) from error
 
 
 def _unsupported(dtype: str, where: str, hint: str) -> SafetensorsError:

@@ -20,10 +20,11 @@ from typing import Any
 from racer.loading.frameworks import Building, Framework
 from racer.loading.plan import Chunk, LoadPlan
 from racer.models.source import Source, SourceLanding
+from racer.workers import WorkerGroup
 
 
 class Pipeline:
-    """Started by the constructor; closed by whoever made it, from any thread but its own."""
+    """`start` it inside the `try` whose `finally` closes it."""
 
     def __init__(
         self, plan: LoadPlan, source: Source, framework: Framework, *, in_flight: int
@@ -41,13 +42,10 @@ class Pipeline:
         self._error: BaseException | None = None
         self._stopping = False
         self.copy_seconds = 0.0
-        count = min(in_flight, len(plan.chunks))
-        self._threads = [
-            threading.Thread(target=self._work, name=f"racer-load-{number}", daemon=True)
-            for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._workers = WorkerGroup("racer-load", min(in_flight, len(plan.chunks)), self._work)
+
+    def start(self) -> None:
+        self._workers.start()
 
     # --- the consumer's side ----------------------------------------------------------------
 
@@ -75,25 +73,15 @@ class Pipeline:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends every thread. An interrupt meanwhile is raised once that is done."""
-        interrupt: KeyboardInterrupt | None = None
-        while True:
-            try:
-                self._stop()
-                for thread in self._threads:
-                    thread.join()
-                break
-            except KeyboardInterrupt as error:
-                interrupt = error
+        """Ends every thread. An interrupt meanwhile is raised once that is done (see workers)."""
+        self._workers.end(self._stop)
         self._building.clear()
         self._error = None  # Its traceback leads back here.
-        if interrupt is not None:
-            raise interrupt
 
     def _stop(self) -> None:
         with self._changed:
             self._stopping = True
-            unfinished = self._started > self._taken + len(self._ready)
+            unfinished = self._taken < len(self._plan.chunks)
             self._changed.notify_all()
         if unfinished:
             self._source.cancel()

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from racer import __version__
+
 _GIB = 1 << 30
 
 
@@ -45,7 +47,8 @@ class LoadReport:
             f"{'loaded' if self.complete else 'stopped after'} {self.tensors} tensors, "
             f"{_size(self.tensor_bytes)} in {self.seconds:.2f} s ({rate:.2f} GiB/s) "
             f"from {self.location}: {sources or 'no bytes read'}; "
-            f"waited {self.wait_seconds:.2f} s, copied {self.copy_seconds:.2f} thread-s"
+            f"waited {self.wait_seconds:.2f} s, copied {self.copy_seconds:.2f} thread-s; "
+            f"racer {__version__}"
         )
 
 

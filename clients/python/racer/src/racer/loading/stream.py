@@ -214,6 +214,7 @@ def _deliver(
     began = time.perf_counter()
     pipeline = Pipeline(plan, source, framework, in_flight=in_flight)
     try:
+        pipeline.start()
         for index, chunk in enumerate(plan.chunks):
             asked = time.perf_counter()
             report.add(pipeline.wait_for(index))

@@ -7,8 +7,8 @@ Layer: models, driver of `names` over a `Source`. Opening reads names, the index
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from racer.models.names import (
@@ -29,6 +29,7 @@ from racer.safetensors.header import (
     header_stop_untrusted,
     parse_header,
 )
+from racer.workers import WorkerGroup
 
 _HEADERS_AT_ONCE = 8
 
@@ -64,8 +65,8 @@ class ModelDirectory:
     ) -> ModelDirectory:
         """Reads and checks what lies at `source`; with `only`, the one file of that name.
 
-        Raises SafetensorsError, and what the source raises. Ended by an exception, it has no read
-        left running.
+        Raises SafetensorsError, and what the source raises. An interrupt cancels the source's
+        reads and comes out when they have ended.
         """
         if only is not None:
             return cls._of_files(source, ShardNames((only,)), {}, None)
@@ -155,14 +156,52 @@ def _read_headers(
             )
         return file, read_header(source, file)
 
-    # In order, so that of several faults the same one is told each time.
-    with ThreadPoolExecutor(_HEADERS_AT_ONCE, "racer-headers") as pool:
+    return _HeaderReads(source, names, read).run()
+
+
+class _HeaderReads:
+    """Runs `read` for each name on a few threads; the results come in the order of the names."""
+
+    def __init__(
+        self,
+        source: Source,
+        names: Sequence[str],
+        read: Callable[[str], tuple[SourceFile, Header]],
+    ) -> None:
+        self._source = source
+        self._names = names
+        self._read = read
+        self._lock = threading.Lock()
+        self._following = 0
+        self._opened: dict[int, tuple[SourceFile, Header]] = {}
+        self._errors: dict[int, BaseException] = {}
+
+    def run(self) -> list[tuple[SourceFile, Header]]:
+        workers = WorkerGroup("racer-headers", min(_HEADERS_AT_ONCE, len(self._names)), self._work)
         try:
-            return list(pool.map(read, names))
+            workers.start()
+            workers.wait()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            source.cancel()
+            workers.end(self._source.cancel)
             raise
+        if self._errors:
+            # Names are taken in order: of several faults the same one is told each time.
+            raise self._errors[min(self._errors)]
+        return [self._opened[index] for index in range(len(self._names))]
+
+    def _work(self) -> None:
+        while (index := self._next()) is not None:
+            try:
+                self._opened[index] = self._read(self._names[index])
+            except BaseException as error:  # noqa: BLE001 - raised again by `run`
+                self._errors[index] = error
+
+    def _next(self) -> int | None:
+        with self._lock:
+            if self._errors or self._following == len(self._names):
+                return None
+            self._following += 1
+            return self._following - 1
 
 
 def read_header(source: Source, file: SourceFile) -> Header:

@@ -92,7 +92,9 @@ class LocalLanding:
         return self._view
 
     def read(self, file: SourceFile, start: int, stop: int) -> Mapping[str, int]:
-        self._source.read_into(file, start, self._view[: stop - start])
+        # Released also where this raises: a traceback must not keep the memory from closing.
+        with self._view[: stop - start] as view:
+            self._source.read_into(file, start, view)
         return {"file": stop - start}
 
     def close(self) -> None:

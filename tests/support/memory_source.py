@@ -1,0 +1,91 @@
+"""A source of model files in memory that records what was asked of it and can be held or broken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from racer.errors import Closed
+from racer.models import SourceFile
+
+
+class MemorySource:
+    """`files` by name. `on_read(file, start, stop)` runs in the reading thread, before the bytes.
+
+    `events` tells the order of things. A landing is filled with garbage before each read and when
+    it is closed, so that a tensor that still used it would show.
+    """
+
+    location = "memory"
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        *,
+        page_bytes: int = 1 << 20,
+        on_read: Callable[[SourceFile, int, int], None] | None = None,
+    ) -> None:
+        self.files = dict(files)
+        self.page_bytes = page_bytes
+        self.on_read = on_read or (lambda file, start, stop: None)
+        self.cancelled = threading.Event()
+        self.lock = threading.Lock()
+        self.events: list[str] = []
+        self.bulk_reads: list[tuple[str, int, int]] = []
+        self.landing_bytes: list[int] = []
+        self.reading = self.reading_max = 0
+
+    def note(self, event: str) -> None:
+        with self.lock:
+            self.events.append(event)
+
+    def names(self) -> Sequence[str]:
+        return list(self.files)
+
+    def find(self, name: str) -> SourceFile | None:
+        content = self.files.get(name)
+        return None if content is None else SourceFile(name, f"memory/{name}", len(content), "1")
+
+    def read(self, file: SourceFile, start: int, stop: int) -> bytes:
+        assert stop <= file.size
+        return self.files[file.name][start:stop]
+
+    def landing(self, nbytes: int) -> MemoryLanding:
+        with self.lock:
+            self.landing_bytes.append(nbytes)
+        return MemoryLanding(self, nbytes)
+
+    def cancel(self) -> None:
+        self.note("cancel")
+        self.cancelled.set()
+
+    def close(self) -> None:
+        self.note("source closed")
+
+
+class MemoryLanding:
+    def __init__(self, source: MemorySource, nbytes: int) -> None:
+        self._source = source
+        self._buffer = bytearray(nbytes)
+        self.view = memoryview(self._buffer)
+
+    def read(self, file: SourceFile, start: int, stop: int) -> Mapping[str, int]:
+        source = self._source
+        with source.lock:
+            source.bulk_reads.append((file.name, start, stop))
+            source.reading += 1
+            source.reading_max = max(source.reading, source.reading_max)
+        try:
+            self._buffer[:] = b"\xee" * len(self._buffer)
+            source.on_read(file, start, stop)
+            if source.cancelled.is_set():
+                raise Closed("cancelled")
+            self.view[: stop - start] = source.files[file.name][start:stop]
+            return {"memory": stop - start}
+        finally:
+            with source.lock:
+                source.reading -= 1
+
+    def close(self) -> None:
+        self._buffer[:] = b"\xee" * len(self._buffer)
+        self._source.note("landing closed")
