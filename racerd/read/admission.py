@@ -1,0 +1,70 @@
+"""Admission: the byte budgets of reads, and what a read is told that gets no share of one.
+
+Layer: read; loop thread only. Three budgets, each a hard limit, each shared fairly between
+connections (see `racerd.runtime.budget`):
+
+    plaintext   pages from origins, from before they are asked for until they are copied and sealed
+    streams     chunks that plain streams hold for a consumer
+    opening     work handed to the `open` threads
+
+`plaintext` and `streams` share the operator's one limit in fixed parts, and nobody waits for one
+of the first while holding what the other waits for: two streams cannot block each other for ever.
+Sealed memory is bounded by the arena, dirty pages by `writeback`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from racerd.errors import ResourceError
+from racerd.pages import PageGeometry
+from racerd.read.settings import ReadSettings
+from racerd.runtime.budget import Charge, FairBudget
+from racerd.runtime.deadline import Deadline
+from racerd.telemetry import Metrics
+
+
+class Admission:
+    """The budgets of one node, with their gauges."""
+
+    def __init__(self, settings: ReadSettings, geometry: PageGeometry, metrics: Metrics) -> None:
+        self._patience_seconds = settings.admission_seconds
+        self._metrics = metrics
+        share = settings.connection_pages * geometry.page_bytes
+        streams = settings.streams_bytes
+        self.plaintext = FairBudget(
+            "plaintext",
+            settings.plaintext_bytes - streams,
+            key_limit=share,
+            waiters_max=settings.waiters_max,
+        )
+        self.streams = FairBudget(
+            "streams", streams, key_limit=share, waiters_max=settings.waiters_max
+        )
+        self.opening = FairBudget(
+            "opening", settings.opening_bytes, key_limit=share, waiters_max=settings.waiters_max
+        )
+        for budget in self.budgets:
+            metrics.budget_limit.labels(budget.name).set(budget.limit)
+            metrics.budget_used.labels(budget.name).set_function(_used(budget))
+
+    @property
+    def budgets(self) -> tuple[FairBudget, ...]:
+        return (self.plaintext, self.streams, self.opening)
+
+    async def take(
+        self, budget: FairBudget, amount: int, *, connection: Hashable, deadline: Deadline
+    ) -> Charge:
+        """Takes `amount` of `budget` in turn. Raises as `FairBudget.charge`; counts refusals."""
+        try:
+            return await budget.charge(
+                amount, connection, deadline=deadline, patience_seconds=self._patience_seconds
+            )
+        except ResourceError as error:
+            if error.code == "overloaded":
+                self._metrics.overloaded.labels(budget.name).inc()
+            raise
+
+
+def _used(budget: FairBudget) -> Callable[[], float]:
+    return lambda: budget.used

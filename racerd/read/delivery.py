@@ -1,0 +1,191 @@
+"""Delivery: from a source of a page to the reader's destination.
+
+Layer: read. The loop cuts a part into pieces of about `run_bytes`; the `open` threads do them side
+by side. Sealed frames are opened straight into the destination, cut ones through a scratch frame
+that belongs to the thread and is wiped after each use. Plaintext is copied.
+
+Invariants: `deliver` returns, raises or is cancelled only when no thread touches the destination
+any more, and no view of it is left behind. What a failed delivery leaves in the destination is
+verified bytes, zeros, or what lay there before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from functools import partial
+
+import numpy as np
+
+from racerd.crypto.keyring import Keyring
+from racerd.crypto.sealing import PageOpener, wipe
+from racerd.errors import IntegrityError, Retry
+from racerd.pages import TAG_BYTES, PageGeometry
+from racerd.read.admission import Admission
+from racerd.read.memory import MemoryPage, PageLease
+from racerd.read.plan import FrameCut, FrameRun, PagePart, plan_frames
+from racerd.read.settings import ReadSettings
+from racerd.read.sources import Source
+from racerd.runtime.deadline import Deadline
+from racerd.runtime.threads import Job, WorkerThreads, finished
+from racerd.telemetry import Metrics
+
+Piece = Callable[[], None]
+
+
+class Delivery:
+    """Delivers parts of pages on the `open` threads, in turn between connections."""
+
+    def __init__(
+        self,
+        threads: WorkerThreads,
+        admission: Admission,
+        keyring: Keyring,
+        geometry: PageGeometry,
+        settings: ReadSettings,
+        metrics: Metrics,
+    ) -> None:
+        self._threads = threads
+        self._admission = admission
+        self._keyring = keyring
+        self._geometry = geometry
+        self._settings = settings
+        self._run_frames = max(1, settings.run_bytes // geometry.frame_bytes)
+        self._scratch = _ScratchFrames(geometry.frame_bytes)
+        self._queue_seconds = metrics.stage_seconds.labels("queue")
+        self._open_seconds = metrics.stage_seconds.labels("open")
+
+    async def deliver(
+        self,
+        source: Source,
+        part: PagePart,
+        destination: memoryview,
+        *,
+        connection: Hashable,
+        deadline: Deadline,
+    ) -> None:
+        """Writes `part` to `destination[part.offset : part.offset + part.length]`.
+
+        Raises IntegrityError when the source's bytes do not verify, or its key is gone;
+        ResourceError `overloaded` or `deadline_exceeded` while it waits for its turn. The caller
+        keeps the source until this ends. Cancelling: what runs is waited for.
+        """
+        pieces = self._pieces(source, part, destination)
+        with await self._admission.take(
+            self._admission.opening, part.length, connection=connection, deadline=deadline
+        ):
+            job: Job[None] = self._threads.submit_pieces(pieces, urgent=len(pieces) == 1)
+            await finished(job)
+        self._queue_seconds.observe(job.queued_seconds)
+        self._open_seconds.observe(time.perf_counter() - job.submitted_at)
+
+    def _pieces(self, source: Source, part: PagePart, destination: memoryview) -> list[Piece]:
+        if isinstance(source, PageLease):
+            return self._opening_pieces(source.page, part, destination)
+        return [
+            partial(
+                _copy,
+                source.view,
+                part.start + at,
+                destination,
+                part.offset + at,
+                min(self._settings.run_bytes, part.length - at),
+            )
+            for at in range(0, part.length, self._settings.run_bytes)
+        ]
+
+    def _opening_pieces(
+        self, page: MemoryPage, part: PagePart, destination: memoryview
+    ) -> list[Piece]:
+        opener = self._opener(page)
+        if opener.single_frame:
+            return [partial(_open_single, opener, page, part, destination)]
+        runs, cuts = plan_frames(part, self._geometry.frame_bytes, self._run_frames)
+        frames, first = page.slots.frames, page.slots.first
+        pieces: list[Piece] = [
+            partial(
+                _open_run, opener, run, frames[run.first - first : run.stop - first], destination
+            )
+            for run in runs
+        ]
+        pieces += [
+            partial(_open_cut, opener, cut, frames[cut.frame - first], destination, self._scratch)
+            for cut in cuts
+        ]
+        return pieces
+
+    def _opener(self, page: MemoryPage) -> PageOpener:
+        """The page's opener, made on its first use. Raises IntegrityError if its key is gone."""
+        key = self._keyring.get(page.seal.epoch)
+        if key is None:
+            raise IntegrityError(
+                "key_retired",
+                f"{page.id.text} is sealed under key epoch {page.seal.epoch}, which was removed",
+                retry=Retry.ELSEWHERE,
+            )
+        if page.opener is None:
+            page.opener = PageOpener(page.id, page.seal, self._geometry, key)
+        return page.opener
+
+
+class _ScratchFrames(threading.local):
+    """One frame of scratch for each thread."""
+
+    def __init__(self, frame_bytes: int) -> None:
+        self.frame = memoryview(bytearray(frame_bytes))
+        self.zeros = bytes(frame_bytes)
+
+
+def _open_run(
+    opener: PageOpener, run: FrameRun, frames: list[memoryview], destination: memoryview
+) -> None:
+    with destination[run.offset : run.offset + run.length] as out:
+        opener.open_frames(run.first, frames, out)
+
+
+def _open_cut(
+    opener: PageOpener,
+    cut: FrameCut,
+    frame: memoryview,
+    destination: memoryview,
+    scratch: _ScratchFrames,
+) -> None:
+    length = len(frame) - TAG_BYTES
+    plain = scratch.frame[:length]
+    try:
+        opener.open_frame(cut.frame, frame, plain)
+        with destination[cut.offset : cut.offset + cut.stop - cut.start] as out:
+            out[:] = plain[cut.start : cut.stop]
+    finally:
+        plain[:] = scratch.zeros[:length]
+
+
+def _open_single(
+    opener: PageOpener, page: MemoryPage, part: PagePart, destination: memoryview
+) -> None:
+    """Opens a page of store format v1, which has one tag for all of it.
+
+    A part of it needs the whole page opened first: into a scratch page that lives for this call.
+    """
+    frames = page.slots.frames
+    if part.whole:
+        with destination[part.offset : part.offset + part.length] as out:
+            opener.open_frames(0, frames, out)
+        return
+    with memoryview(bytearray(part.page_length)) as plain:
+        try:
+            opener.open_frames(0, frames, plain)
+            with destination[part.offset : part.offset + part.length] as out:
+                out[:] = plain[part.start : part.stop]
+        finally:
+            wipe(plain)
+
+
+def _copy(view: memoryview, start: int, destination: memoryview, offset: int, length: int) -> None:
+    """Copies without holding the interpreter lock, which assigning a slice would."""
+    with destination[offset : offset + length] as out:
+        np.copyto(
+            np.frombuffer(out, dtype=np.uint8),
+            np.frombuffer(view[start : start + length], dtype=np.uint8),
+        )

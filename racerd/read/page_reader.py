@@ -1,0 +1,233 @@
+"""One page of one read: acquire, deliver, and start over elsewhere if the bytes were bad.
+
+Layer: read; loop thread. Memory is looked at first, then the page's flight is joined or led. What
+does not verify is dropped, counted and asked for from the next rung; a reader sees `corrupt` only
+when every rung failed (R22).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import partial
+
+from racerd.errors import IntegrityError, RacerError, Retry, SourceError
+from racerd.ids import ObjectVersion, PageId
+from racerd.read.flight import Flight, FlightKey
+from racerd.read.ladder import Ladder, RungsExhausted
+from racerd.read.memory import PageLease
+from racerd.read.plan import PagePart
+from racerd.read.services import ReadServices
+from racerd.read.sources import PlainShare, Source
+from racerd.runtime.deadline import Deadline, deadline_exceeded
+
+# Memory, disk and origin can fail once each; other readers may meanwhile put back what is bad.
+_ATTEMPTS_MAX = 6
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """On whose behalf a read runs. `connection` is the key of fair sharing."""
+
+    connection: Hashable
+    deadline: Deadline
+
+
+@dataclass(slots=True)
+class ReadReport:
+    """What a read took: `rungs` has the bytes by the rung that served them."""
+
+    bytes: int = 0
+    rungs: dict[str, int] = field(default_factory=dict)
+
+    def add(self, rung: str, length: int) -> None:
+        self.bytes += length
+        self.rungs[rung] = self.rungs.get(rung, 0) + length
+
+
+class PageReader:
+    """Reads parts of pages of one cache into memory that the caller owns."""
+
+    def __init__(self, services: ReadServices, ladder: Ladder) -> None:
+        self._services = services
+        self._ladder = ladder
+        self._disk_only = Ladder([services.disk], services.metrics)
+        self._rung_pages = {
+            rung: services.metrics.rung_pages.labels(rung)
+            for rung in ("memory", *(rung.name for rung in ladder.rungs))
+        }
+        self._rung_bytes = {
+            rung: services.metrics.rung_bytes.labels(rung) for rung in self._rung_pages
+        }
+
+    async def read(
+        self,
+        version: ObjectVersion,
+        part: PagePart,
+        destination: memoryview,
+        context: RequestContext,
+        report: ReadReport,
+        *,
+        wanted: PagePart | None = None,
+        on_plain: Callable[[PageId, PlainShare], None] | None = None,
+    ) -> str:
+        """Writes `part` to its place in `destination`; returns the rung that served it.
+
+        `wanted`: what will be read of the page in all, where that is more than `part`. `on_plain`
+        is shown plaintext that an origin sent, and may take a share of it. On return, error or
+        cancelling nobody touches `destination` any more. Raises what `acquire` raises;
+        IntegrityError `corrupt` if no rung had good bytes.
+        """
+        page = PageId(version, part.index)
+        bad: list[IntegrityError] = []
+        skip: frozenset[str] = frozenset()
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                source = await self.acquire(page, wanted or part, context, skip)
+            except SourceError as error:
+                if bad:
+                    raise _corrupt(page, bad, error) from error
+                raise
+            try:
+                if on_plain is not None and isinstance(source, PlainShare):
+                    on_plain(page, source)
+                await self.deliver(source, page, part, destination, context)
+            except IntegrityError as error:
+                skip |= await self._condemn(source, error)
+                if error.code != "key_retired":
+                    bad.append(error)
+                continue
+            finally:
+                source.release()
+            report.add(source.rung, part.length)
+            return source.rung
+        raise _corrupt(page, bad, None)
+
+    async def deliver(
+        self,
+        source: Source,
+        page: PageId,
+        part: PagePart,
+        destination: memoryview,
+        context: RequestContext,
+    ) -> None:
+        """Delivers from `source`, which stays the caller's, and counts it."""
+        if isinstance(source, PageLease):
+            source.touch(part.start, part.stop)
+        await self._services.delivery.deliver(
+            source, part, destination, connection=context.connection, deadline=context.deadline
+        )
+        self._rung_pages[source.rung].inc()
+        self._rung_bytes[source.rung].inc(part.length)
+        self._services.record.note(page, source.rung)
+
+    async def acquire(
+        self,
+        page: PageId,
+        wanted: PagePart,
+        context: RequestContext,
+        skip: frozenset[str] = frozenset(),
+    ) -> Source:
+        """Returns a source of `page`, from memory or from its flight; the caller releases it.
+
+        `wanted` is what will be read of it: a small part of a page on disk is read alone. Raises
+        what the rungs raised, ResourceError `deadline_exceeded` or `overloaded`. Cancelling
+        leaves the flight.
+        """
+        lease = self._services.memory.lease(page)
+        if lease is not None:
+            return lease
+        context.deadline.check(f"reading {page.text}")
+        whole = FlightKey(page, None, skip)
+        span = None
+        if self._services.flights.find(whole) is None:
+            span = self._span(page, wanted, skip)
+        if span is None:
+            return await self._fly(whole, wanted, context)
+        try:
+            return await self._fly(FlightKey(page, span, skip), wanted, context)
+        except RungsExhausted:
+            # The frames could not be had from the disk: the page is asked for elsewhere, whole.
+            return await self._fly(FlightKey(page, None, skip | {"disk"}), wanted, context)
+
+    async def acquire_whole(
+        self, page: PageId, wanted: PagePart, context: RequestContext
+    ) -> Source:
+        """As `acquire`, but takes the whole page from a disk for a part of it."""
+        lease = self._services.memory.lease(page)
+        return lease or await self._fly(FlightKey(page), wanted, context)
+
+    async def bring(self, page: PageId, context: RequestContext) -> bool:
+        """Acquires `page` for nobody; returns whether memory or a disk has it at the end.
+
+        Raises as `acquire`.
+        """
+        flight = self.join_or_lead(FlightKey(page), context)
+        flight.patient = True
+        source = await self._services.flights.wait(flight, deadline=context.deadline)
+        source.release()
+        await asyncio.wait([flight.kept], timeout=context.deadline.remaining_seconds())
+        if not flight.kept.done():
+            raise deadline_exceeded(f"keeping {page.text}")
+        services = self._services
+        return services.memory.contains(page) or services.store.contains(page)
+
+    def _span(self, page: PageId, wanted: PagePart, skip: frozenset[str]) -> tuple[int, int] | None:
+        store = self._services.store
+        if "disk" in skip or not store.contains(page) or store.reads_whole(page):
+            return None
+        return self._services.partial.span(page, wanted)
+
+    async def _fly(self, key: FlightKey, wanted: PagePart, context: RequestContext) -> Source:
+        flight = self.join_or_lead(key, context)
+        return await self._services.flights.wait(
+            flight, deadline=context.deadline, wide_to=wanted.stop
+        )
+
+    def join_or_lead(self, key: FlightKey, context: RequestContext) -> Flight:
+        """The flight of `key`. The caller waits for it next."""
+        flights = self._services.flights
+        flight = flights.find(key)
+        if flight is None:
+            return flights.lead(key, context.connection, self._acquire_and_keep)
+        self._services.metrics.flight_joins.inc()
+        return flight
+
+    async def _acquire_and_keep(self, flight: Flight) -> None:
+        """What the task of a flight runs."""
+        ladder = self._ladder if flight.key.span is None else self._disk_only
+        source = await ladder.acquire(flight)
+        flight.land(source)
+        if isinstance(source, PlainShare):
+            await self._services.keeper.keep(flight, source)
+
+    async def _condemn(self, source: Source, error: IntegrityError) -> frozenset[str]:
+        """Drops the copy that did not verify. Returns the rungs not to ask again for this read."""
+        assert isinstance(source, PageLease), "plaintext has nothing to verify"
+        services = self._services
+        if error.code == "key_retired":
+            services.metrics.fallbacks.labels(source.rung, error.code).inc()
+        else:
+            services.metrics.corrupt_pages.labels(source.rung, error.code).inc()
+        services.memory.drop(source.page)
+        if source.rung != "disk":
+            return frozenset()
+        drop = partial(services.store.drop, source.page.id, error.code)
+        job = services.threads.disk.submit(drop, urgent=True)
+        services.strays.watch(job)  # A disk that hangs must not hold the reader.
+        await asyncio.wait([job.future], timeout=services.settings.disk_seconds)
+        return frozenset(("disk",))
+
+
+def _corrupt(
+    page: PageId, failures: list[IntegrityError], last: RacerError | None
+) -> IntegrityError:
+    told = "; ".join(failure.message for failure in failures)
+    origin = "" if last is None else f"; then the origin failed: {last.message}"
+    return IntegrityError(
+        "corrupt",
+        f"no source has good bytes of {page.text}: {told}{origin}",
+        hint="the bad copies were dropped; read again, and check the disk if it repeats",
+        retry=Retry.SAME,
+    )

@@ -1,0 +1,351 @@
+"""The reader of one cache: what the layer above sees of all this.
+
+Layer: read; loop thread. A facade: versions from `versions`, pages from `page_reader`, streams from
+`stream`; shared parts come from `ReadServices`.
+
+Versions: every read names one version, and delivers bytes of that version or fails with
+`version_changed`; the current version is then asked for anew. A request that is **not pinned** and
+has handed out nothing yet may resolve again and start over, once (`once_more_if_changed`); a
+pinned one fails. Pages of the old version stay: whoever pinned it can still read what is cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+from racerd.errors import RequestError, ResourceError, Retry
+from racerd.ids import ObjectId, ObjectVersion, PageId
+from racerd.origin.protocol import ListedObject, ListedPrefix, Origin
+from racerd.pages import PageGeometry
+from racerd.read.explain import PageExplanation
+from racerd.read.flight import FlightKey
+from racerd.read.ladder import Ladder
+from racerd.read.page_reader import PageReader, ReadReport, RequestContext
+from racerd.read.plan import PagePart, part_count, plan_pages
+from racerd.read.rungs import OriginRung
+from racerd.read.services import ReadServices
+from racerd.read.strays import Strays
+from racerd.read.stream import PageStream
+from racerd.read.versions import Resolution, Versions
+from racerd.read.window import for_each_in_window
+from racerd.runtime.deadline import Deadline, deadline_exceeded
+
+__all__ = [
+    "CacheReader", "Listing", "PageExplanation", "ReadReport", "RequestContext", "Resolution",
+]  # fmt: skip
+
+T = TypeVar("T")
+_VERSION_IS_GONE = ("version_changed", "not_found")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Some entries of a listing. `next`: pass it as `after` for the rest; None at the end."""
+
+    objects: list[ListedObject]
+    prefixes: list[bytes]
+    next: bytes | None
+
+
+class CacheReader:
+    """Reads of one cache. An async context manager; leaving it cancels what runs for the cache."""
+
+    def __init__(self, name: str, origin: Origin, services: ReadServices) -> None:
+        """`origin` is borrowed: close it after the reader."""
+        self.name = name
+        self._origin = origin
+        self._services = services
+        self._versions = Versions(
+            origin, services.threads.origin, services.store, services.settings
+        )
+        self._strays = Strays()  # Calls of this origin, which is closed after the reader.
+        origin_rung = OriginRung(
+            origin,
+            services.threads.origin,
+            services.admission,
+            self._strays,
+            services.geometry,
+            services.settings,
+            services.metrics,
+        )
+        self._pages = PageReader(services, Ladder([services.disk, origin_rung], services.metrics))
+
+    async def __aenter__(self) -> CacheReader:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._services.flights.close_cache(self.name)
+        await self._versions.close()
+        await self._strays.close()
+
+    @property
+    def origin_description(self) -> str:
+        """The origin as shown to people, without credentials."""
+        return self._origin.description
+
+    @property
+    def geometry(self) -> PageGeometry:
+        """How objects are cut into pages and frames."""
+        return self._services.geometry
+
+    # --- versions ---------------------------------------------------------------------------
+
+    async def resolve(
+        self, object_id: ObjectId, *, if_match: str | None, deadline: Deadline
+    ) -> Resolution:
+        """Returns the version that a read of `object_id` means. See `Versions.resolve`."""
+        return await self._versions.resolve(object_id, if_match=if_match, deadline=deadline)
+
+    async def once_more_if_changed(
+        self,
+        object_id: ObjectId,
+        *,
+        if_match: str | None,
+        deadline: Deadline,
+        attempt: Callable[[Resolution], Awaitable[T]],
+    ) -> T:
+        """Runs `attempt` with the resolved version, and once more if that was changed under it.
+
+        For requests that hand out nothing until `attempt` returns: it starts from nothing the
+        second time. A pinned request is not tried again. Raises as `resolve` and `attempt` do.
+        """
+        resolution = await self.resolve(object_id, if_match=if_match, deadline=deadline)
+        try:
+            return await attempt(resolution)
+        except RequestError as error:
+            if if_match is not None or error.code != "version_changed":
+                raise
+        return await attempt(await self.resolve(object_id, if_match=if_match, deadline=deadline))
+
+    @contextlib.contextmanager
+    def _noting_changes(self, version: ObjectVersion) -> Iterator[None]:
+        """Stops answering for a version that the origin says is gone."""
+        try:
+            yield
+        except RequestError as error:
+            if error.code in _VERSION_IS_GONE:
+                self._versions.invalidate(version)
+                current = self._versions.current_etag(version.object_id)
+                error.current_etag = error.current_etag or current
+            raise
+
+    # --- reading ----------------------------------------------------------------------------
+
+    async def read_into(
+        self,
+        version: ObjectVersion,
+        start: int,
+        stop: int,
+        destination: memoryview,
+        context: RequestContext,
+    ) -> ReadReport:
+        """Writes bytes [start, stop) of `version` to `destination`, which has just their length.
+
+        On return, error or cancelling nobody touches `destination` any more; after an error it
+        holds verified bytes, zeros, or what lay there before. Raises ValueError for a range
+        outside; RequestError `version_changed`, `not_found`, `forbidden`; SourceError;
+        IntegrityError `corrupt`; ResourceError `overloaded`, `deadline_exceeded`, `draining`.
+        """
+        if len(destination) != stop - start:
+            raise ValueError(f"{len(destination)} bytes of room for {stop - start}")
+        geometry, settings = self._services.geometry, self._services.settings
+        parts = plan_pages(version.size, start, stop, geometry)
+        report = ReadReport()
+        width = min(settings.request_pages, part_count(start, stop, geometry))
+
+        async def read(part: PagePart) -> None:
+            context.deadline.check(f"reading {version.object_id.text}")
+            rung = await self._pages.read(version, part, destination, context, report)
+            if rung == "origin" and part.offset + part.length < len(destination):
+                await self._services.write_back.relief(context.deadline)
+
+        if width:
+            with self._noting_changes(version):
+                await for_each_in_window(parts, width, read)
+        return report
+
+    async def stream(
+        self, version: ObjectVersion, start: int, stop: int, context: RequestContext
+    ) -> AsyncGenerator[memoryview, None]:
+        """Yields bytes [start, stop) of `version` in order, verified, in chunks.
+
+        A chunk is valid until the next is asked for. Raises as `read_into`; what was yielded
+        before an error is good. Close it (`aclose`) when stopping early: on return nothing of it
+        runs or is held.
+        """
+        chunks = PageStream(self._services, self._pages, version, context).chunks(start, stop)
+        with self._noting_changes(version):
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+
+    async def prefetch(
+        self, version: ObjectVersion, start: int, stop: int, context: RequestContext
+    ) -> ReadReport:
+        """Brings the pages of [start, stop) into the cache; returns where they were or came from.
+
+        What is in memory or on disk is not read. Waits for the disk to have what came from the
+        origin. Raises as `read_into`; ResourceError `overloaded` if a page could not be kept.
+        """
+        geometry = self._services.geometry
+        parts = plan_pages(version.size, start, stop, geometry)
+        width = min(self._services.settings.request_pages, part_count(start, stop, geometry))
+        report = ReadReport()
+
+        async def bring(part: PagePart) -> None:
+            context.deadline.check(f"prefetching {version.object_id.text}")
+            rung = await self._bring(PageId(version, part.index), part, context)
+            report.add(rung, part.length)
+
+        if width:
+            with self._noting_changes(version):
+                await for_each_in_window(parts, width, bring)
+        return report
+
+    async def _bring(self, page: PageId, part: PagePart, context: RequestContext) -> str:
+        if self._services.memory.contains(page):
+            return "memory"
+        if self._services.store.contains(page):
+            return "disk"
+        if not await self._pages.bring(page, context):
+            raise ResourceError(
+                "overloaded",
+                f"{page.text} was fetched but could not be kept",
+                hint="memory and disk are full or busy; see racer_fallbacks_total",
+                retry=Retry.SAME,
+                retry_after_seconds=5.0,
+            )
+        return "origin"
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    async def evict(self, bucket: str, key: bytes, *, prefix: bool) -> tuple[int, int]:
+        """Drops every cached page of every version of an object, or of all under a prefix.
+
+        Returns pages and bytes that the disks gave up, or memory where no disk had the page.
+        Reads that run are served to their end, and what they fetched is not kept.
+        """
+        services = self._services
+
+        def matches(object_id: ObjectId) -> bool:
+            if (object_id.cache, object_id.bucket) != (self.name, bucket):
+                return False
+            return object_id.key.startswith(key) if prefix else object_id.key == key
+
+        self._versions.forget(matches)
+        services.flights.evicted(matches)
+        await services.write_back.settled(matches)
+        only_here = [
+            page for page in services.memory.evict(matches) if not services.store.contains(page)
+        ]
+        pages, size = await services.threads.disk.run(
+            partial(self._evict_stored, bucket, key, prefix)
+        )
+        length_of = services.geometry.page_length
+        size += sum(length_of(page.version.size, page.index) for page in only_here)
+        return pages + len(only_here), size
+
+    def _evict_stored(self, bucket: str, key: bytes, prefix: bool) -> tuple[int, int]:
+        """Runs on a `disk` thread."""
+        store = self._services.store
+        if prefix:
+            return store.evict_prefix(self.name, bucket, key)
+        return store.evict_object(ObjectId(self.name, bucket, key))
+
+    async def explain(self, version: ObjectVersion, start: int, stop: int) -> list[PageExplanation]:
+        """Says for each page of [start, stop) which rung would serve it, and why no earlier one."""
+        geometry = self._services.geometry
+        pages = [
+            PageId(version, part.index) for part in plan_pages(version.size, start, stop, geometry)
+        ]
+        store = self._services.store
+
+        def stored() -> list[tuple[bool, str]]:
+            return [(store.contains(page), store.explain(page)) for page in pages]
+
+        # Thousands of look-ups would hold the loop too long.
+        on_disk = await self._services.threads.open.run(stored)
+        return [self._explained(page, *found) for page, found in zip(pages, on_disk, strict=True)]
+
+    def _explained(self, page: PageId, on_disk: bool, disk_text: str) -> PageExplanation:
+        services = self._services
+        last = services.record.last(page)
+        if services.memory.contains(page):
+            return PageExplanation(page.index, "memory", {}, last)
+        why = {"memory": "not in memory: not read yet, or its read did not keep it"}
+        if services.memory.was_evicted(page):
+            why["memory"] = "not in memory: evicted for other pages"
+        elif services.flights.find(FlightKey(page)) is not None:
+            why["memory"] = "not in memory yet: it is being acquired"
+        if on_disk:
+            return PageExplanation(page.index, "disk", why, last)
+        return PageExplanation(page.index, "origin", {**why, "disk": disk_text}, last)
+
+    async def list_objects(
+        self,
+        bucket: str,
+        prefix: bytes,
+        *,
+        delimiter: bytes | None,
+        after: bytes | None,
+        limit: int,
+        deadline: Deadline,
+    ) -> Listing:
+        """Returns up to `limit` entries whose key starts with `prefix`, in byte order.
+
+        `after` is a listing's `next`. Raises what the origin raises, and `deadline_exceeded`.
+        """
+
+        def collect() -> Listing:
+            entries = self._origin.list_objects(
+                bucket, prefix, delimiter=delimiter, after=after, deadline=deadline
+            )
+            found: list[ListedObject | ListedPrefix] = []
+            for entry in entries:
+                if after is not None and entry.key <= after:
+                    continue  # A common prefix that the page before ended with.
+                if len(found) == limit:
+                    return _listing(found, found[-1].key)
+                found.append(entry)
+            return _listing(found, None)
+
+        return await self._on_origin_thread(collect, deadline, f"listing {bucket}")
+
+    async def list_buckets(self, *, deadline: Deadline) -> list[str] | None:
+        """The buckets that can be named, or None where the origin cannot say."""
+        call = partial(self._origin.list_buckets, deadline=deadline)
+        return await self._on_origin_thread(call, deadline, "listing the buckets")
+
+    async def _on_origin_thread(self, call: Callable[[], T], deadline: Deadline, doing: str) -> T:
+        """Runs `call`, which holds nothing; whoever leaves early leaves it to its own deadline."""
+        job = self._services.threads.origin.submit(call, urgent=True)
+        try:
+            await asyncio.wait([job.future], timeout=deadline.remaining_seconds())
+            if job.future.done():
+                return job.future.result()
+            raise deadline_exceeded(doing)
+        finally:
+            self._strays.leave(job, _nothing_held)
+
+
+def _listing(found: list[ListedObject | ListedPrefix], following: bytes | None) -> Listing:
+    return Listing(
+        objects=[entry for entry in found if isinstance(entry, ListedObject)],
+        prefixes=[entry.key for entry in found if isinstance(entry, ListedPrefix)],
+        next=following,
+    )
+
+
+def _nothing_held() -> None:
+    """Listings hold no buffer and no charge."""

@@ -1,0 +1,59 @@
+"""What an acquisition yields: a source of one page's bytes, held until it is released.
+
+Layer: read; loop thread, but for the bytes themselves. A source is either a lease on sealed frames
+(`PageLease`: from memory or a disk), or a share of a page of plaintext that an origin has just
+sent. Plaintext is charged to its budget until the last share ends, and then dropped.
+"""
+
+from __future__ import annotations
+
+from racerd.ids import PageId
+from racerd.read.memory import PageLease
+from racerd.runtime.budget import Charge
+
+
+class PlainPage:
+    """A page of plaintext shared by the readers of one flight and by sealing."""
+
+    __slots__ = ("_charge", "_shares", "id", "view")
+
+    def __init__(self, page: PageId, view: memoryview, charge: Charge) -> None:
+        """Takes over `charge`; `view` is not written to and owns its memory."""
+        self.id = page
+        self.view = view
+        self._charge = charge
+        self._shares = 0
+
+    def _end_share(self) -> None:
+        self._shares -= 1
+        if self._shares == 0:
+            self.view = memoryview(b"")
+            self._charge.release()
+
+
+class PlainShare:
+    """Keeps a `PlainPage` until `release`. Releasing twice is harmless."""
+
+    __slots__ = ("_page", "rung")
+
+    def __init__(self, page: PlainPage, rung: str) -> None:
+        self._page: PlainPage | None = page
+        self.rung = rung
+        page._shares += 1
+
+    @property
+    def view(self) -> memoryview:
+        assert self._page is not None, "a share that ended is not read"
+        return self._page.view
+
+    def share(self) -> PlainShare:
+        assert self._page is not None, "a share that ended is not shared"
+        return PlainShare(self._page, self.rung)
+
+    def release(self) -> None:
+        page, self._page = self._page, None
+        if page is not None:
+            page._end_share()
+
+
+Source = PageLease | PlainShare

@@ -1,0 +1,226 @@
+"""The plain stream: verified plaintext in order, a few chunks ahead of its consumer (R3).
+
+Layer: read; loop thread. Chunks lie in scratch memory that is charged to the `streams` budget. A
+stream waits for budget only while it holds no chunk; under pressure it looks ahead less. It asks
+for the next pages before it comes to them, so that a cold stream keeps more than one origin request
+in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from racerd.errors import RacerError
+from racerd.ids import ObjectVersion, PageId
+from racerd.read.flight import FlightKey
+from racerd.read.page_reader import PageReader, ReadReport, RequestContext
+from racerd.read.plan import PagePart, plan_pages
+from racerd.read.services import ReadServices
+from racerd.read.sources import PlainShare
+from racerd.runtime.budget import Charge
+from racerd.runtime.threads import settled
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A chunk of a part of a page; both have offset 0 in their own destination."""
+
+    part: PagePart
+    chunk: PagePart
+
+
+def _steps(parts: Iterator[PagePart], chunk_bytes: int) -> Iterator[_Step]:
+    """Chunks that end on multiples of `chunk_bytes` in their page, so that they cut few frames."""
+    for part in parts:
+        start = part.start
+        while start < part.stop:
+            stop = min((start // chunk_bytes + 1) * chunk_bytes, part.stop)
+            yield _Step(part, PagePart(part.index, part.page_length, start, stop, 0))
+            start = stop
+
+
+class _Scratch:
+    """Memory for one chunk and the charge for it."""
+
+    __slots__ = ("charge", "view")
+
+    def __init__(self, chunk_bytes: int, charge: Charge) -> None:
+        self.view = np.empty(chunk_bytes, dtype=np.uint8).data
+        self.charge = charge
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A chunk on its way: the task that reads it into its scratch."""
+
+    scratch: _Scratch
+    length: int
+    task: asyncio.Task[None]
+
+
+class PageStream:
+    """One stream. `chunks` is used once."""
+
+    def __init__(
+        self,
+        services: ReadServices,
+        pages: PageReader,
+        version: ObjectVersion,
+        context: RequestContext,
+    ) -> None:
+        self._services = services
+        self._settings = services.settings
+        self._pages = pages
+        self._version = version
+        self._context = context
+        self._free: list[_Scratch] = []
+        self._ahead: deque[_Chunk] = deque()
+        self._held: dict[int, PlainShare] = {}
+        self._fetching: set[asyncio.Task[None]] = set()
+        self._fetched_to = -1
+        self.report = ReadReport()
+
+    async def chunks(self, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
+        """Yields bytes [start, stop) in order. A chunk is valid until the next is asked for.
+
+        Raises what reading a page raises; what was yielded before is good. Closing or cancelling
+        returns when nothing of the stream runs or is charged any more.
+        """
+        parts = list(plan_pages(self._version.size, start, stop, self._services.geometry))
+        steps = deque(_steps(iter(parts), self._settings.stream_chunk_bytes))
+        chunk_bytes = min(self._settings.stream_chunk_bytes, stop - start)
+        try:
+            while steps or self._ahead:
+                await self._look_ahead(steps, parts, chunk_bytes)
+                chunk = self._ahead.popleft()
+                try:
+                    await chunk.task
+                    yield chunk.scratch.view[: chunk.length]
+                finally:
+                    self._reuse(chunk.scratch)
+        finally:
+            await self._end()
+
+    async def _look_ahead(
+        self, steps: deque[_Step], parts: list[PagePart], chunk_bytes: int
+    ) -> None:
+        """Starts chunks while there is scratch for them; waits for scratch only without any."""
+        while steps and len(self._ahead) < self._settings.stream_chunks:
+            scratch = self._free.pop() if self._free else self._try_scratch(chunk_bytes)
+            if scratch is None:
+                if self._ahead:
+                    return
+                scratch = await self._scratch(chunk_bytes)
+            step = steps.popleft()
+            self._fetch_ahead(step.part, parts)
+            task = asyncio.get_running_loop().create_task(self._read(step, scratch.view))
+            self._ahead.append(_Chunk(scratch, step.chunk.length, task))
+
+    def _try_scratch(self, chunk_bytes: int) -> _Scratch | None:
+        charge = self._services.admission.streams.try_charge(chunk_bytes, self._context.connection)
+        return None if charge is None else _Scratch(chunk_bytes, charge)
+
+    async def _scratch(self, chunk_bytes: int) -> _Scratch:
+        admission = self._services.admission
+        charge = await admission.take(
+            admission.streams,
+            chunk_bytes,
+            connection=self._context.connection,
+            deadline=self._context.deadline,
+        )
+        return _Scratch(chunk_bytes, charge)
+
+    def _reuse(self, scratch: _Scratch) -> None:
+        """Keeps scratch for the next chunk, unless somebody waits and this is not the last."""
+        if self._services.admission.streams.waiting and (self._free or self._ahead):
+            scratch.charge.release()
+        else:
+            self._free.append(scratch)
+
+    async def _read(self, step: _Step, view: memoryview) -> None:
+        self._drop_passed(step.part.index)
+        page = PageId(self._version, step.part.index)
+        held = self._held.get(page.index)
+        if held is not None and not self._services.memory.contains(page):
+            share = held.share()
+            try:
+                await self._pages.deliver(share, page, step.chunk, view, self._context)
+            finally:
+                share.release()
+            self.report.add(share.rung, step.chunk.length)
+            return
+        await self._pages.read(
+            self._version,
+            step.chunk,
+            view,
+            self._context,
+            self.report,
+            wanted=step.part,
+            on_plain=self._hold,
+        )
+
+    # --- pages ahead, and plaintext that is not kept -----------------------------------------
+
+    def _fetch_ahead(self, part: PagePart, parts: list[PagePart]) -> None:
+        """Starts to acquire the next pages, unless a part of one on a disk is all that is read."""
+        first = parts[0].index
+        for index in range(part.index + 1, part.index + 1 + self._settings.stream_pages_ahead):
+            if index <= self._fetched_to or index - first >= len(parts):
+                continue
+            self._fetched_to = index
+            page = PageId(self._version, index)
+            if self._services.memory.contains(page):
+                continue
+            wanted = parts[index - first]
+            if wanted.whole or not self._services.store.contains(page):
+                task = asyncio.get_running_loop().create_task(self._fetch(page, wanted))
+                self._fetching.add(task)
+                task.add_done_callback(self._fetching.discard)
+
+    async def _fetch(self, page: PageId, wanted: PagePart) -> None:
+        try:
+            source = await self._pages.acquire_whole(page, wanted, self._context)
+        except RacerError:
+            return  # Told, with its cause, when the stream comes to the page.
+        if isinstance(source, PlainShare):
+            self._hold(page, source)
+        source.release()
+
+    def _hold(self, page: PageId, share: PlainShare) -> None:
+        """Keeps plaintext until memory has the page or the stream has passed it.
+
+        A page that cannot be kept would be fetched again for each of its chunks.
+        """
+        if page.index in self._held:
+            return
+        self._held[page.index] = share.share()
+        flight = self._services.flights.find(FlightKey(page))
+        if flight is not None:
+            flight.kept.add_done_callback(lambda kept: self._drop_held(page.index, kept.result()))
+
+    def _drop_held(self, index: int, kept: bool) -> None:
+        if kept and index in self._held:
+            self._held.pop(index).release()
+
+    def _drop_passed(self, index: int) -> None:
+        for passed in [held for held in self._held if held < index - 1]:
+            self._held.pop(passed).release()
+
+    async def _end(self) -> None:
+        tasks = [chunk.task for chunk in self._ahead] + list(self._fetching)
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await settled(task)
+        for scratch in [chunk.scratch for chunk in self._ahead] + self._free:
+            scratch.charge.release()
+        for share in self._held.values():
+            share.release()
+        self._ahead.clear()
+        self._free.clear()
+        self._held.clear()
