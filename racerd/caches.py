@@ -83,7 +83,12 @@ class Caches:
                 CacheReader(settings.name, origin, self._services)
             )
             socket = await stack.enter_async_context(
-                ClientSocket(reader, self._socket_settings, self._metrics)
+                ClientSocket(
+                    reader,
+                    self._socket_settings,
+                    metrics=self._metrics,
+                    threads=self._services.threads.open,
+                )
             )
             self._open[settings.name] = _Open(settings, socket, stack.pop_all())
         _LOG.info("cache %s serves %s at %s", settings.name, settings.origin, socket.path)

@@ -98,6 +98,11 @@ def _memory(_: Surroundings, __: Mapping[str, Any]) -> int:
     return memory_budget_default()
 
 
+def _dirty(_: Surroundings, earlier: Mapping[str, Any]) -> int | None:
+    memory: int | None = earlier.get("memory")
+    return None if memory is None else memory // 2
+
+
 _OPEN_THREADS_MAX = 16  # More than saturate a node's memory bus.
 
 
@@ -124,8 +129,8 @@ SETTINGS: tuple[Declared, ...] = (
              default_text="a quarter of the memory there is, at most 16GiB"),
     Declared("plaintext", kinds.size(PAGE_BYTES_MIN, TIB), 512 * MIB,
              "plaintext in flight from origins and in streams, a hard limit"),
-    Declared("dirty", kinds.size(PAGE_BYTES_MIN, TIB), 256 * MIB,
-             "sealed pages waiting for a disk, a hard limit"),
+    Declared("dirty", kinds.size(PAGE_BYTES_MIN, TIB), _dirty,
+             "sealed pages waiting for a disk, a hard limit", default_text="half of `memory`"),
     Declared("page_bytes", kinds.size(PAGE_BYTES_MIN, PAGE_BYTES_MAX), PAGE_BYTES_DEFAULT,
              "unit of caching, a power of two, fixed for the life of a slab"),
     Declared("frame_bytes", kinds.size(FRAME_BYTES_MIN, PAGE_BYTES_MAX), FRAME_BYTES_DEFAULT,

@@ -226,9 +226,9 @@ def _together(
     except ValueError as error:
         return [str(error)]
     page = format_bytes(geometry.page_bytes)
-    for name in ("memory", "plaintext", "dirty"):
-        if values[name] < 2 * geometry.page_bytes:
-            problems.append(f"{name}: must hold two pages of {page}")
+    for name, pages in (("memory", 4), ("plaintext", 2), ("dirty", 2)):
+        if values[name] < pages * geometry.page_bytes:
+            problems.append(f"{name}: must hold {pages} pages of {page}")
     paths = [disk.path for disk in disks]
     problems += [f"disks: {p} is named twice" for p in sorted(set(paths)) if paths.count(p) > 1]
     for name in caches:

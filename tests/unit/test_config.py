@@ -111,7 +111,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         ("--memory=17", "out of bounds"),
         ("--page-bytes=100000", "power of two"),
         ("--frame-bytes=32MiB", "frame_bytes"),
-        ("--memory=16MiB", "two pages"),
+        ("--memory=16MiB", "4 pages"),
         ("--diagnostics=nowhere", "HOST:PORT"),
         ("--diagnostics=h:99999", "HOST:PORT"),
         ("--socket-mode=999", "file mode"),
