@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import racer
+import uvloop
 
 from clients.python.racer.tests.fake_daemon import FakeDaemon
 
@@ -30,6 +32,12 @@ def _held() -> Counter[str]:
     maps = Path("/proc/self/maps").read_text().splitlines()
     held["shared mapping"] = sum("memfd:" in line for line in maps)
     return held
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_loop() -> None:
+    """uvloop opens a pipe for the process when it runs first: nobody's leak."""
+    uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture(autouse=True)

@@ -409,6 +409,8 @@ def _parse(head: bytes, descriptors: list[int]) -> Seen:
         assert name.lower() not in fields, name
         fields[name.lower()] = value
     pairs = dict(part.split("=", 1) for part in query.split("&")) if query else {}
-    named = {key: urllib.parse.unquote(value) if key == "delimiter" else value
-             for key, value in pairs.items()}
+    named = {
+        key: urllib.parse.unquote(value) if key == "delimiter" else value
+        for key, value in pairs.items()
+    }
     return Seen(method, path, named, fields, descriptors)

@@ -12,14 +12,7 @@ from racer.bulk import SMALL_BYTES
 from racer.transfer import PART_BYTES
 
 from clients.python.racer.tests.fake_daemon import FakeDaemon
-
-MIB = 1 << 20
-
-
-def pattern(size: int) -> bytes:
-    """Bytes that differ from part to part and from page to page."""
-    block = bytes((i * 7 + i // 256) % 251 for i in range(251 * 256))
-    return (block * (size // len(block) + 1))[:size]
+from clients.python.racer.tests.patterns import MIB, pattern
 
 
 def test_stat_tells_size_version_and_expiry(daemon: FakeDaemon, client: racer.Client) -> None:

@@ -39,9 +39,10 @@ from racer.errors import (
 from racer.urls import RacerUrl
 
 if TYPE_CHECKING:
-    from racer.aio import AsyncClient, AsyncLanding
+    from racer.aio import AsyncClient, AsyncLanding, AsyncMapping
     from racer.client import Client
     from racer.landing import Landing
+    from racer.loading import LoadReport, TensorStream, load
     from racer.mapping import MappedObject
     from racer.messages import (
         Entry,
@@ -53,12 +54,14 @@ if TYPE_CHECKING:
         Prefetched,
         Stat,
     )
+    from racer.safetensors import SafetensorsError
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "AsyncClient": "racer.aio",
     "AsyncLanding": "racer.aio",
+    "AsyncMapping": "racer.aio",
     "Client": "racer.client",
     "Landing": "racer.landing",
     "MappedObject": "racer.mapping",
@@ -70,11 +73,16 @@ _LAZY = {
     "PageExplanation": "racer.messages",
     "Prefetched": "racer.messages",
     "Stat": "racer.messages",
+    "LoadReport": "racer.loading",
+    "SafetensorsError": "racer.safetensors",
+    "TensorStream": "racer.loading",
+    "load": "racer.loading",
 }
 
 __all__ = [
     "AsyncClient",
     "AsyncLanding",
+    "AsyncMapping",
     "BadRequest",
     "BadUrl",
     "Client",
@@ -93,6 +101,7 @@ __all__ = [
     "Info",
     "InternalError",
     "Landing",
+    "LoadReport",
     "MappedObject",
     "MemoryLost",
     "MemoryUnavailable",
@@ -105,10 +114,13 @@ __all__ = [
     "RacerError",
     "RacerUrl",
     "RangeNotSatisfiable",
+    "SafetensorsError",
     "Stat",
     "TargetRefused",
+    "TensorStream",
     "VersionChanged",
     "__version__",
+    "load",
 ]
 
 

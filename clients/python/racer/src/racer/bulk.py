@@ -19,10 +19,12 @@ from racer.endpoint import Endpoint, is_refusal
 from racer.errors import (
     ConnectionLost,
     MemoryLost,
+    ProtocolError,
     RacerError,
 )
 from racer.landing import Ring, RingHold
 from racer.memory import SharedMemory
+from racer.messages import add_rungs
 from racer.streaming import get_into
 from racer.target import Target
 from racer.transfer import PART_BYTES, HostReads, Part, Spread, cut
@@ -66,7 +68,8 @@ class Chunk:
             return
         done = 0
         while done < len(destination):
-            done += os.preadv(self.memory.fd, [destination[done:]], done)
+            with destination[done:] as rest:
+                done += os.preadv(self.memory.fd, [rest], done)
 
 
 def in_order(read: BulkRead, ring: Ring) -> Generator[Chunk]:
@@ -113,9 +116,15 @@ def _streamed(read: BulkRead, position: int) -> Iterator[Chunk]:
     while position < read.stop:
         length = min(PART_BYTES, read.stop - position)
         with memoryview(bytearray(length)) as view:
-            get_into(read.endpoint, read.url, position, view, read.etag, read.seconds)
+            _get_all(read, position, view)
             yield Chunk(position, view)
         position += length
+
+
+def _get_all(read: BulkRead, start: int, view: memoryview) -> None:
+    body = get_into(read.endpoint, read.url, start, view, read.etag, read.seconds)
+    if body.stop != start + len(view):
+        raise ProtocolError(f"{read.url} is {body.size:,} bytes long and was longer before")
 
 
 def fill(read: BulkRead, ring: Ring, destination: memoryview) -> None:
@@ -127,7 +136,8 @@ def fill(read: BulkRead, ring: Ring, destination: memoryview) -> None:
     try:
         for chunk in chunks:
             start = chunk.start - read.start
-            chunk.copy_to(destination[start : start + len(chunk.view)])
+            with destination[start : start + len(chunk.view)] as into:
+                chunk.copy_to(into)
     finally:
         chunks.close()
 
@@ -137,9 +147,9 @@ def stream_into(read: BulkRead, destination: memoryview) -> dict[str, int]:
     position = read.start
     while position < read.stop:
         start = position - read.start
-        view = destination[start : start + PART_BYTES]
-        get_into(read.endpoint, read.url, position, view, read.etag, read.seconds)
-        position += len(view)
+        with destination[start : start + PART_BYTES] as view:
+            _get_all(read, position, view)
+            position += len(view)
     return {"stream": read.stop - read.start}
 
 
@@ -176,8 +186,7 @@ def _into_target(read: BulkRead, target: Target) -> dict[str, int]:
         rungs: dict[str, int] = {}
         try:
             for _, _, done in reads.run(iter(parts), Spread(target, read.start)):
-                for rung, count in done.rungs.items():
-                    rungs[rung] = rungs.get(rung, 0) + count
+                add_rungs(rungs, done.rungs)
             return rungs
         except RacerError as error:
             if not is_refusal(error):

@@ -24,6 +24,7 @@ from racer.landing import Landing, Ring
 from racer.mapping import MappedObject
 from racer.memory import SharedMemory
 from racer.messages import Entry, Evicted, Explanation, Info, Prefetched, Stat
+from racer.ranges import stop_of, within
 from racer.socket_path import SocketPlace
 from racer.streaming import get
 from racer.urls import RacerUrl
@@ -88,6 +89,17 @@ class Client:
         self._ring.close()
         for endpoint in endpoints:
             endpoint.pool.close()
+
+    def abort(self) -> None:
+        """`close`, and calls that other threads have running end at once, with an error.
+
+        Their landings are lost then, where the daemon may still write to them.
+        """
+        self.close()
+        with self._lock:
+            endpoints = list(self._endpoints.values())
+        for endpoint in endpoints:
+            endpoint.pool.abort()
 
     def _endpoint(self, cache: str) -> Endpoint:
         with self._lock:
@@ -155,7 +167,7 @@ class Client:
     ) -> Prefetched:
         """Has the daemon fetch a range into its cache; returns when it is there."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.prefetch_request(parsed, offset, _stop(offset, length), etag)
+        request = messages.prefetch_request(parsed, offset, stop_of(offset, length), etag)
         answer = self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"prefetching {parsed}"
         )
@@ -180,7 +192,7 @@ class Client:
     ) -> Explanation:
         """Which rung would serve each page now, and why not an earlier one."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.explain_request(parsed, offset, _stop(offset, length))
+        request = messages.explain_request(parsed, offset, stop_of(offset, length))
         answer = self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"explaining {parsed}"
         )
@@ -204,11 +216,11 @@ class Client:
         (`offset` is at or past the end; an empty object can be read from 0) and the rest.
         """
         parsed = RacerUrl.parse_object(url)
-        stop = _stop(offset, length)
+        stop = stop_of(offset, length)
         seconds = self.timeout if timeout is None else timeout
         if stop is not None and (stop == offset or stop - offset > SMALL_BYTES):
             stat = self.stat(parsed, etag=etag, timeout=seconds)
-            start, end = _range_of(parsed, offset, stop, stat.size)
+            start, end = within(parsed, offset, stop, stat.size)
             if start == end:
                 return b""
             return self._read_large(self._bulk(parsed, start, end, stat.etag, seconds))
@@ -257,10 +269,11 @@ class Client:
                 view[: len(data)] = data
                 return len(data)
             stat = self.stat(parsed, etag=etag, timeout=seconds)
-            start, end = _range_of(parsed, offset, offset + len(view), stat.size)
+            start, end = within(parsed, offset, offset + len(view), stat.size)
             if start < end:
                 read = self._bulk(parsed, start, end, stat.etag, seconds)
-                bulk.fill(read, self._ring, view[: end - start])
+                with view[: end - start] as wanted:
+                    bulk.fill(read, self._ring, wanted)
             return end - start
 
     def stream(
@@ -277,10 +290,10 @@ class Client:
         For what is passed on at once: memory stays bounded whatever the object's size.
         """
         parsed = RacerUrl.parse_object(url)
-        stop = _stop(offset, length)
+        stop = stop_of(offset, length)
         seconds = self.timeout if timeout is None else timeout
         stat = self.stat(parsed, etag=etag, timeout=seconds)
-        start, end = _range_of(parsed, offset, stop, stat.size)
+        start, end = within(parsed, offset, stop, stat.size)
         chunks = bulk.in_order(self._bulk(parsed, start, end, stat.etag, seconds), self._ring)
         try:
             for chunk in chunks:
@@ -302,7 +315,7 @@ class Client:
         Raises MemoryUnavailable where the system has no room for it.
         """
         parsed = RacerUrl.parse_object(url)
-        stop = _stop(offset, length)
+        stop = stop_of(offset, length)
         seconds = self.timeout if timeout is None else timeout
         try:
             return self._map(parsed, offset, stop, etag, seconds)
@@ -316,7 +329,7 @@ class Client:
         self, url: RacerUrl, offset: int, stop: int | None, etag: str | None, seconds: float
     ) -> MappedObject:
         stat = self.stat(url, etag=etag, timeout=seconds)
-        start, end = _range_of(url, offset, stop, stat.size)
+        start, end = within(url, offset, stop, stat.size)
         memory: SharedMemory | None = None
         rungs: dict[str, int] = {}
         if start < end:
@@ -350,28 +363,6 @@ class Client:
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
         self._ring.after_fork_in_child()
-
-
-def _stop(offset: int, length: int | None) -> int | None:
-    """The end of the range, None for the object's. Raises ValueError for what is no range."""
-    if offset < 0 or (length is not None and length < 0):
-        raise ValueError(f"offset {offset} and length {length}: neither may be negative")
-    return None if length is None else offset + length
-
-
-def _range_of(url: RacerUrl, offset: int, stop: int | None, size: int) -> tuple[int, int]:
-    """`[start, stop)` cut to the object. Raises RangeNotSatisfiable where it starts behind it.
-
-    An empty object may be read from 0, and nothing may be read from the very end.
-    """
-    if offset > size or (offset == size and size > 0 and stop != offset):
-        error = RangeNotSatisfiable(
-            f"{url} has {size:,} bytes, and byte {offset:,} was asked for",
-            hint="`stat` tells the size",
-        )
-        error.size = size
-        raise error
-    return offset, size if stop is None else min(stop, size)
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

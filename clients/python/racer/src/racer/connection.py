@@ -1,6 +1,6 @@
 """One blocking connection to one socket: an exchange at a time.
 
-Layer: I/O driver of `wire`. Not thread-safe: whoever took it from the pool has it alone.
+Layer: I/O driver of `exchange`. Not thread-safe: whoever took it from the pool has it alone.
 Descriptors go with the first byte of the head, as the protocol wants. A connection on which
 anything went wrong is closed and never used again; the daemon then cancels what it still ran for
 it.
@@ -8,74 +8,51 @@ it.
 
 from __future__ import annotations
 
-import array
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from racer.deadline import Deadline
-from racer.errors import Closed, ConnectionLost, Forked, Overloaded, ProtocolError
+from racer.errors import Closed, Forked, Overloaded, RacerError
+from racer.exchange import RECEIVE_BYTES, Answer, Exchange, State, lost, rights
 from racer.socket_path import SocketPlace
-from racer.wire import BODY_BYTES_MAX, HeadReader, Request, ResponseHead
-
-_RECEIVE_BYTES = 64 << 10
+from racer.wire import Request, ResponseHead
 
 
-class Answer(NamedTuple):
-    """A whole answer whose body was kept."""
+def connected_socket(place: SocketPlace, path: str) -> socket.socket:
+    """Returns a non-blocking socket that is connected to `path`.
 
-    head: ResponseHead
-    body: bytes
-
-
-def lost(path: str, what: str, *, unsent: bool = False) -> ConnectionLost:
-    """The error for a connection that ended: `what` completes "the connection to … "."""
-    error = ConnectionLost(
-        f"the connection to {path} {what}",
-        hint="racerd stopped, restarted or gave the read up: see its log",
-    )
-    error.unsent = unsent
-    return error
-
-
-def rights(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
-    """The control message that carries `descriptors`."""
-    if not descriptors:
-        return []
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
+    Connecting to a Unix socket does not wait: it succeeds, or raises DaemonUnavailable, or
+    Overloaded where the other's accept queue is full.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setblocking(False)
+        sock.connect(path)
+    except BlockingIOError as error:
+        sock.close()
+        raise Overloaded(f"racerd does not keep up with connections to {path}") from error
+    except OSError as error:
+        sock.close()
+        raise place.unreachable(path, error) from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
-class Connection:
-    """Opened by the constructor: it exists, therefore it was connected."""
+class SocketOwner:
+    """What the blocking and the asyncio connection have in common: the socket and its state.
 
-    def __init__(self, place: SocketPlace, path: str, deadline: Deadline) -> None:
+    It exists, therefore it was connected.
+    """
+
+    def __init__(self, place: SocketPlace, path: str) -> None:
         self.path = path
         self._pid = os.getpid()
-        self._reader: HeadReader | None = None
-        self._body_left = 0
-        self._closes = False
-        self._socket: socket.socket | None = None
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            sock.settimeout(deadline.check())
-            sock.connect(path)
-        except TimeoutError as error:
-            sock.close()
-            raise deadline.exceeded() from error
-        except BlockingIOError as error:
-            # A Unix socket with a timeout does not wait for room in the other's accept queue.
-            sock.close()
-            raise Overloaded(f"racerd does not keep up with connections to {path}") from error
-        except OSError as error:
-            sock.close()
-            raise place.unreachable(path, error) from error
-        except BaseException:
-            sock.close()
-            raise
-        self._socket = sock
-
-    # --- state ------------------------------------------------------------------------------
+        self._exchange = Exchange(path)
+        self._socket: socket.socket | None = connected_socket(place, path)
 
     @property
     def closed(self) -> bool:
@@ -84,7 +61,7 @@ class Connection:
     @property
     def idle(self) -> bool:
         """Whether the last exchange is over, nothing went wrong and another one may start."""
-        return self._socket is not None and self._reader is None and not self._closes
+        return self._socket is not None and self._exchange.state is State.IDLE
 
     def is_fresh(self) -> bool:
         """Whether the idle connection still stands: open at the other side, and silent."""
@@ -108,6 +85,14 @@ class Connection:
             self._socket.close()
             self._socket = None
 
+    def shut_down(self) -> None:
+        """From any thread: the exchange that another thread has running ends as lost."""
+        sock = self._socket
+        if sock is not None:
+            # Closed meanwhile, by its owner or by the daemon: it has ended all the same.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def __del__(self) -> None:
         if getattr(self, "_socket", None) is not None:
             self.close()
@@ -119,7 +104,14 @@ class Connection:
             raise Closed(f"the connection to {self.path} was closed")
         return self._socket
 
-    # --- one exchange -----------------------------------------------------------------------
+    def _finish(self) -> None:
+        self._exchange.finish()
+        if self._exchange.state is State.CLOSING:
+            self.close()
+
+
+class Connection(SocketOwner):
+    """The blocking one."""
 
     def exchange(
         self, request: Request, deadline: Deadline, descriptors: Sequence[int] = ()
@@ -134,10 +126,8 @@ class Connection:
     def send(self, request: Request, deadline: Deadline, descriptors: Sequence[int] = ()) -> None:
         """Sends the head. The descriptors stay the caller's."""
         sock = self._open_socket()
-        assert self._reader is None, "the last exchange is not over"
         remaining = deadline.check()
-        head = memoryview(request.encode(deadline.header_ms))
-        self._reader = HeadReader(to_head=request.method == "HEAD")
+        head = self._exchange.start(request, deadline.header_ms)
         sent = 0
         try:
             sock.settimeout(remaining)
@@ -162,35 +152,29 @@ class Connection:
 
     def receive_head(self, deadline: Deadline) -> ResponseHead:
         """Receives the head; the body has to be received next, even where it is empty."""
-        reader = self._reader
-        assert reader is not None, "nothing was asked"
         try:
             while True:
-                data = self._receive(deadline)
-                if not data:
-                    self.close()
-                    where = "in its head" if reader.started else "before it was answered"
-                    raise lost(self.path, f"ended {where}")
-                head = reader.feed(data)
+                sock = self._wait_at_most(deadline)
+                head = self._exchange.feed(sock.recv(RECEIVE_BYTES))
                 if head is not None:
-                    break
+                    return head
+        except OSError as error:
+            raise self._broken(error, deadline) from error
         except BaseException:
             self.close()
             raise
-        self._closes = head.closes
-        self._body_left = head.content_length
-        return head
 
     def receive_body(self, deadline: Deadline) -> bytes:
         """Receives and returns the body: of an answer that is kept whole, and so bounded."""
-        if self._body_left > BODY_BYTES_MAX:
+        try:
+            body = self._exchange.whole_body()
+        except BaseException:
             self.close()
-            raise ProtocolError(f"an answer with a body of {self._body_left:,} bytes")
-        if self._reader is not None and len(self._reader.rest) == self._body_left:
-            body = self._reader.rest
+            raise
+        if body is not None:
             self._finish()
             return body
-        buffer = bytearray(self._body_left)
+        buffer = bytearray(self._exchange.body_left)
         self.receive_body_into(memoryview(buffer), deadline)
         return bytes(buffer)
 
@@ -199,47 +183,32 @@ class Connection:
 
         Raises ConnectionLost where it ends early: a short body is a failed read, never short data.
         """
-        assert self._reader is not None and len(view) == self._body_left
-        rest = self._reader.rest
-        filled = len(rest)
-        view[:filled] = rest
+        filled = self._exchange.start_body(view)
         try:
             while filled < len(view):
-                count = self._receive_into(view[filled:], deadline)
+                with view[filled:] as rest:
+                    count = self._wait_at_most(deadline).recv_into(rest)
                 if not count:
-                    raise lost(self.path, f"ended after {filled:,} of {len(view):,} bytes")
+                    raise self._exchange.short(filled)
                 filled += count
+        except OSError as error:
+            raise self._broken(error, deadline) from error
         except BaseException:
             self.close()
             raise
         self._finish()
 
-    def _finish(self) -> None:
-        self._reader = None
-        self._body_left = 0
-        if self._closes:
-            self.close()
-
-    def _receive(self, deadline: Deadline) -> bytes:
+    def _wait_at_most(self, deadline: Deadline) -> socket.socket:
         sock = self._open_socket()
-        try:
-            sock.settimeout(self._wait_seconds(deadline))
-            return sock.recv(_RECEIVE_BYTES)
-        except TimeoutError as error:
-            raise deadline.exceeded() from error
-        except ConnectionError as error:
-            raise lost(self.path, f"broke: {error.strerror}") from error
+        remaining = deadline.with_grace().remaining
+        if remaining <= 0:
+            raise deadline.exceeded()
+        sock.settimeout(remaining)
+        return sock
 
-    def _receive_into(self, view: memoryview, deadline: Deadline) -> int:
-        sock = self._open_socket()
-        try:
-            sock.settimeout(self._wait_seconds(deadline))
-            return sock.recv_into(view)
-        except TimeoutError as error:
-            raise deadline.exceeded() from error
-        except ConnectionError as error:
-            raise lost(self.path, f"broke: {error.strerror}") from error
-
-    @staticmethod
-    def _wait_seconds(deadline: Deadline) -> float:
-        return deadline.with_grace().check()
+    def _broken(self, error: OSError, deadline: Deadline) -> RacerError:
+        """Closes the connection; returns what `error` is called from here on."""
+        self.close()
+        if isinstance(error, TimeoutError):
+            return deadline.exceeded()
+        return lost(self.path, f"broke: {error.strerror}")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from racer import messages
-from racer.connection import Answer, Connection
+from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.errors import (
     BadRequest,
@@ -22,6 +22,7 @@ from racer.errors import (
     RacerError,
     TargetRefused,
 )
+from racer.exchange import Answer
 from racer.messages import Info
 from racer.pool import ConnectionPool
 from racer.retry import Retries
@@ -31,15 +32,18 @@ from racer.wire import Request
 T = TypeVar("T")
 
 
-class Endpoint:
-    """The socket of `cache`, found through `place`."""
+class EndpointState:
+    """What is known about the daemon of `cache`: the blocking and the asyncio endpoint share it."""
 
-    def __init__(self, cache: str, place: SocketPlace, connections_max: int) -> None:
+    def __init__(self, cache: str, place: SocketPlace) -> None:
         self.cache = cache
-        self.pool = ConnectionPool(place, place.path_for(cache), connections_max)
+        self.path = place.path_for(cache)
+        self.ever_connected = False
         self.stream_only: RacerError | None = None  # Why host-reads are not tried any more.
         self._said: set[str] = set()
         self._info: Info | None = None
+        # In a run directory the folder is the cache's name. Paths of requests do not carry it:
+        # another cache's object of the same name would be read unnoticed.
         self._name_checked = place.socket is None or cache_of_path(place.socket) == cache
 
     def fall_back(self, error: RacerError) -> None:
@@ -63,7 +67,30 @@ class Endpoint:
         )
 
     def retries(self) -> Retries:
-        return Retries(restarts=self.pool.ever_connected)
+        return Retries(restarts=self.ever_connected)
+
+    def _learned(self, answer: Answer) -> Info:
+        """Reads what the daemon says about itself; raises BadUrl where it is another cache's."""
+        if answer.head.status >= 400:
+            raise messages.error_of(answer.head, answer.body, about="info")
+        info = messages.read_info(answer.body)
+        if info.cache != self.cache:
+            raise BadUrl(
+                f"the socket {self.path} serves the cache {info.cache!r}, and the URL names"
+                f" {self.cache!r}",
+                hint=f"write racer://{info.cache}/…, or use the other cache's socket",
+            )
+        self._name_checked = True
+        self._info = info
+        return info
+
+
+class Endpoint(EndpointState):
+    """The blocking one."""
+
+    def __init__(self, cache: str, place: SocketPlace, connections_max: int) -> None:
+        super().__init__(cache, place)
+        self.pool = ConnectionPool(place, self.path, connections_max)
 
     def call(
         self, request: Request, deadline: Deadline, *, about: str, idempotent: bool = True
@@ -92,6 +119,7 @@ class Endpoint:
         while True:
             try:
                 with self.pool.lease(deadline) as connection:
+                    self.ever_connected = True
                     return operation(connection)
             except RacerError as error:
                 if not idempotent and isinstance(error, ConnectionLost) and not error.unsent:
@@ -100,38 +128,19 @@ class Endpoint:
             time.sleep(pause)
 
     def info(self, deadline: Deadline) -> Info:
-        """What the daemon says about itself; asked for once, but for its `state`."""
-        if self._info is None:
-            self.refresh_info(deadline)
-        assert self._info is not None
-        return self._info
+        """What the daemon says about itself; asked for once, so that its `state` may be old."""
+        return self._info if self._info is not None else self.refresh_info(deadline)
 
     def refresh_info(self, deadline: Deadline) -> Info:
         def exchange(connection: Connection) -> Info:
-            answer = connection.exchange(messages.info_request(), deadline)
-            if answer.head.status >= 400:
-                raise messages.error_of(answer.head, answer.body, about="info")
-            return messages.read_info(answer.body)
+            return self._learned(connection.exchange(messages.info_request(), deadline))
 
-        self._info = self._attempt(exchange, deadline, idempotent=True)
-        return self._info
+        return self._attempt(exchange, deadline, idempotent=True)
 
     def check_name(self, deadline: Deadline) -> None:
-        """Asks a socket that was given by path whether it serves the cache of the URL.
-
-        Paths of requests do not carry the cache: without this another cache's object of the same
-        name would be read.
-        """
-        if self._name_checked:
-            return
-        served = self.info(deadline).cache
-        if served != self.cache:
-            raise BadUrl(
-                f"the socket {self.pool.path} serves the cache {served!r}, and the URL names"
-                f" {self.cache!r}",
-                hint=f"write racer://{served}/…, or use the other cache's socket",
-            )
-        self._name_checked = True
+        """Asks a socket that was given by its path whether it serves the cache of the URL."""
+        if not self._name_checked:
+            self.refresh_info(deadline)
 
 
 def is_refusal(error: RacerError) -> bool:

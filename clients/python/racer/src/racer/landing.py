@@ -16,13 +16,11 @@ from racer.deadline import Deadline
 from racer.endpoint import Endpoint, is_refusal
 from racer.errors import Closed, RacerError
 from racer.memory import PageKind, SharedMemory
-from racer.messages import HostRead
+from racer.messages import HostRead, add_rungs
 from racer.streaming import get_into
 from racer.target import Target
-from racer.transfer import PART_BYTES, HostReads, Part, Place, Spread, cut
+from racer.transfer import PART_BYTES, RING_SLOTS, HostReads, Part, Place, Spread, cut
 from racer.urls import RacerUrl
-
-RING_SLOTS = 4
 
 
 class Landing:
@@ -113,8 +111,8 @@ class Landing:
         for part in parts:
             self._target.check()
             start = part.start - job.offset + job.at
-            view = self.view[start : start + part.length]
-            body = get_into(endpoint, job.url, part.start, view, etag, job.seconds)
+            with self.view[start : start + part.length] as view:
+                body = get_into(endpoint, job.url, part.start, view, etag, job.seconds)
             length = body.stop - body.start
             done = HostRead(length, body.start, body.size, body.etag, {"stream": length})
             total = done if total is None else merge(total, done)
@@ -146,8 +144,7 @@ class _Job:
 def merge(first: HostRead, second: HostRead) -> HostRead:
     """Two answers about adjoining ranges as one."""
     rungs = dict(first.rungs)
-    for rung, count in second.rungs.items():
-        rungs[rung] = rungs.get(rung, 0) + count
+    add_rungs(rungs, second.rungs)
     return HostRead(first.bytes + second.bytes, first.offset, second.size, second.etag, rungs)
 
 

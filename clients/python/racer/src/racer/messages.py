@@ -87,6 +87,12 @@ class HostRead:
     rungs: Mapping[str, int]
 
 
+def add_rungs(total: dict[str, int], more: Mapping[str, int]) -> None:
+    """Adds the bytes by rung of one read to those of others."""
+    for rung, count in more.items():
+        total[rung] = total.get(rung, 0) + count
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """The head of a streamed body: `[start, stop)` of an object of `size` bytes follows."""
@@ -284,7 +290,7 @@ class _Object:
 
     def seconds(self, name: str) -> float:
         value = self._value.get(name)
-        if type(value) not in (int, float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number")
         return float(value)
 

@@ -24,7 +24,6 @@ class ConnectionPool:
 
     def __init__(self, place: SocketPlace, path: str, connections_max: int) -> None:
         self.path = path
-        self.ever_connected = False
         self._place = place
         self._connections_max = connections_max
         self._closed = False
@@ -45,16 +44,16 @@ class ConnectionPool:
             while len(self._taken) >= self._connections_max and not self._closed:
                 if not self._free.wait(deadline.remaining):
                     raise deadline.exceeded()
-            return self._take_now(deadline)
+            return self._take_now()
 
-    def take_nowait(self, deadline: Deadline) -> Connection | None:
+    def take_nowait(self) -> Connection | None:
         """The same, but None where as many are out as may be."""
         with self._free:
             if len(self._taken) >= self._connections_max:
                 return None
-            return self._take_now(deadline)
+            return self._take_now()
 
-    def _take_now(self, deadline: Deadline) -> Connection:
+    def _take_now(self) -> Connection:
         """With the lock held: connecting to a Unix socket takes microseconds or fails."""
         if self._closed:
             raise Closed("the client was closed")
@@ -65,8 +64,7 @@ class ConnectionPool:
                 break
             connection.close()
         else:
-            connection = Connection(self._place, self.path, deadline)
-            self.ever_connected = True
+            connection = Connection(self._place, self.path)
         self._taken.add(connection)
         return connection
 
@@ -89,14 +87,12 @@ class ConnectionPool:
         finally:
             self.give_back(connection)
 
-    def dedicated(self, deadline: Deadline) -> Connection:
+    def dedicated(self) -> Connection:
         """A new connection that is not counted and is the caller's to close: one that holds a
         registered target, say, and so has to outlive single exchanges."""
         if self._closed:
             raise Closed("the client was closed")
-        connection = Connection(self._place, self.path, deadline)
-        self.ever_connected = True
-        return connection
+        return Connection(self._place, self.path)
 
     def close(self) -> None:
         """Closes what is idle now, and the rest as it comes back. Who waits gets Closed."""
@@ -106,6 +102,13 @@ class ConnectionPool:
                 connection.close()
             self._idle.clear()
             self._free.notify_all()
+
+    def abort(self) -> None:
+        """`close`, and the exchanges that are running in other threads end as lost, at once."""
+        self.close()
+        with self._free:
+            for connection in self._taken:
+                connection.shut_down()
 
     def _after_fork_in_child(self) -> None:
         # The lock may have been held by a thread that does not exist here: never take it.

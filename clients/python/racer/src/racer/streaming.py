@@ -53,7 +53,8 @@ def get_into(
         except BaseException:
             connection.close()  # What follows cannot be told from anything else.
             raise
-        connection.receive_body_into(view[: served.stop - start], deadline)
+        with view[: served.stop - start] as wanted:
+            connection.receive_body_into(wanted, deadline)
         return served
 
     return endpoint.attempt(exchange, deadline)

@@ -22,19 +22,16 @@ from racer.endpoint import Endpoint
 from racer.errors import Closed, Forked, MemoryLost, RacerError
 from racer.memory import SharedMemory
 
-_RELEASE_SECONDS = 2.0
+RELEASE_SECONDS = 2.0
 
 
-class Target:
-    """Owns `memory` and its registrations."""
+class TargetMemory:
+    """Memory, and whether it may be read into. What the blocking and the asyncio target share."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._registered: dict[Endpoint, tuple[Connection, str]] = {}
         self._lost = False
-        _TARGETS.add(self)
 
     @property
     def lost(self) -> bool:
@@ -59,6 +56,16 @@ class Target:
         if self.memory.closed:
             raise Closed("this memory was closed")
 
+
+class Target(TargetMemory):
+    """Owns `memory` and its registrations."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        super().__init__(memory)
+        self._lock = threading.Lock()
+        self._registered: dict[Endpoint, tuple[Connection, str]] = {}
+        _TARGETS.add(self)
+
     def id_for(self, endpoint: Endpoint, deadline: Deadline) -> str:
         """The id under which `endpoint` knows this memory; registers it where it does not."""
         with self._lock:
@@ -76,7 +83,7 @@ class Target:
             return target_id
 
     def _register(self, endpoint: Endpoint, deadline: Deadline) -> tuple[Connection, str]:
-        connection = endpoint.pool.dedicated(deadline)
+        connection = endpoint.pool.dedicated()
         try:
             request = messages.register_request()
             answer = connection.exchange(request, deadline, [self.memory.fd])
@@ -120,7 +127,7 @@ class Target:
 def _release(connection: Connection, target_id: str) -> None:
     try:
         if connection.is_fresh():
-            deadline = Deadline.after(_RELEASE_SECONDS)
+            deadline = Deadline.after(RELEASE_SECONDS)
             connection.exchange(messages.release_request(target_id), deadline)
     except RacerError:
         return  # The end of the connection releases the target as well.

@@ -26,6 +26,7 @@ from racer.urls import RacerUrl
 
 IN_FLIGHT = 4
 PART_BYTES = 32 << 20
+RING_SLOTS = IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ class HostReads:
                 flight.place.target.check()
                 endpoint.check_name(deadline)
             if any(other.connection is not None for other in self._flights):
-                connection = endpoint.pool.take_nowait(deadline)
+                connection = endpoint.pool.take_nowait()
                 if connection is None:
                     return False
             else:

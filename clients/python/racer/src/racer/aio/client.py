@@ -1,0 +1,348 @@
+"""The client for asyncio: `AsyncClient`.
+
+Layer: top of `racer.aio`. The same calls as `racer.Client`, awaitable, with the same rules.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from racer import messages
+from racer.aio.endpoint import AsyncEndpoint
+from racer.aio.landing import AsyncLanding, AsyncMapping
+from racer.aio.reads import AsyncRead, fill, get, in_order, into_fresh_memory
+from racer.aio.target import AsyncRing, AsyncTarget
+from racer.bulk import SMALL_BYTES
+from racer.client import CONNECTIONS_MAX, TIMEOUT_SECONDS, Buffer, Url
+from racer.deadline import Deadline
+from racer.errors import Closed, Forked, ProtocolError, RangeNotSatisfiable, VersionChanged
+from racer.mapping import MappedObject
+from racer.memory import SharedMemory
+from racer.messages import Entry, Evicted, Explanation, Info, Prefetched, Stat
+from racer.ranges import stop_of, within
+from racer.socket_path import SocketPlace
+from racer.urls import RacerUrl
+
+_LIST_LIMIT = 1000
+
+
+class AsyncClient:
+    """Reads objects through the racerd of this node, for one event loop.
+
+    Arguments are those of `racer.Client`. Use it as an async context manager, or `await aclose()`.
+    A process that was forked has no event loop to go on with: there the client raises `Forked`.
+    """
+
+    def __init__(
+        self,
+        *,
+        socket: str | os.PathLike[str] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        Deadline.after(timeout)  # Raises for what is no time.
+        self.place = SocketPlace.find(
+            None if socket is None else os.fspath(socket),
+            None if run_dir is None else os.fspath(run_dir),
+        )
+        self.timeout = timeout
+        self._connections_max = connections_max
+        self._pid = os.getpid()
+        self._endpoints: dict[str, AsyncEndpoint] = {}
+        self._ring = AsyncRing()
+        self._closed = False
+
+    # --- lifetime ---------------------------------------------------------------------------
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes the connections and frees the client's own memory.
+
+        Landings and mappings are their owners' and stay.
+        """
+        self._closed = True
+        self._ring.close()
+        for endpoint in self._endpoints.values():
+            endpoint.pool.close()
+
+    def _endpoint(self, cache: str) -> AsyncEndpoint:
+        if os.getpid() != self._pid:
+            raise Forked(
+                "this AsyncClient belongs to the parent process",
+                hint="make one in the child, in its own event loop",
+            )
+        if self._closed:
+            raise Closed("the client was closed")
+        endpoint = self._endpoints.get(cache)
+        if endpoint is None:
+            endpoint = AsyncEndpoint(cache, self.place, self._connections_max)
+            self._endpoints[cache] = endpoint
+        return endpoint
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline.after(self.timeout if timeout is None else timeout)
+
+    # --- small questions --------------------------------------------------------------------
+
+    async def info(self, cache: str, *, timeout: float | None = None) -> Info:
+        """What the daemon says about itself and about `cache`."""
+        RacerUrl(cache)
+        return await self._endpoint(cache).refresh_info(self._deadline(timeout))
+
+    def caches(self) -> list[str]:
+        """Names of the caches that have a socket in the run directory."""
+        return self.place.caches()
+
+    async def stat(
+        self, url: Url, *, etag: str | None = None, timeout: float | None = None
+    ) -> Stat:
+        """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
+        parsed = RacerUrl.parse_object(url)
+        request = messages.stat_request(parsed, etag)
+        answer = await self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=str(parsed)
+        )
+        return messages.read_stat(parsed, answer.head)
+
+    async def list(
+        self, url: Url, *, recursive: bool = True, timeout: float | None = None
+    ) -> AsyncGenerator[Entry]:
+        """Yields what lies under a prefix; see `Client.list`."""
+        parsed = RacerUrl.parse(url)
+        endpoint = self._endpoint(parsed.cache)
+        after: str | None = None
+        while True:
+            request = messages.list_request(
+                parsed, delimiter=None if recursive else b"/", after=after, limit=_LIST_LIMIT
+            )
+            answer = await endpoint.call(
+                request, self._deadline(timeout), about=f"listing {parsed}"
+            )
+            listing = messages.read_listing(parsed, answer.body)
+            for entry in listing.entries:
+                yield entry
+            if listing.after is None:
+                return
+            if listing.after == after:
+                raise ProtocolError(f"the listing of {parsed} does not get further")
+            after = listing.after
+
+    async def prefetch(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> Prefetched:
+        """Has the daemon fetch a range into its cache; returns when it is there."""
+        parsed = RacerUrl.parse_object(url)
+        request = messages.prefetch_request(parsed, offset, stop_of(offset, length), etag)
+        answer = await self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=f"prefetching {parsed}"
+        )
+        return messages.read_prefetched(answer.body)
+
+    async def evict(
+        self, url: Url, *, prefix: bool = False, timeout: float | None = None
+    ) -> Evicted:
+        """Drops every cached page of an object, or (`prefix`) of all objects under the URL."""
+        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
+        request = messages.evict_request(parsed, prefix=prefix)
+        answer = await self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=f"evicting {parsed}", idempotent=False
+        )
+        return messages.read_evicted(answer.body)
+
+    async def explain(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Explanation:
+        """Which rung would serve each page now, and why not an earlier one."""
+        parsed = RacerUrl.parse_object(url)
+        request = messages.explain_request(parsed, offset, stop_of(offset, length))
+        answer = await self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=f"explaining {parsed}"
+        )
+        return messages.read_explanation(parsed, answer.body)
+
+    # --- reads ------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> bytes:
+        """Returns `length` bytes from `offset` (all that follow, without it); see `Client.read`."""
+        parsed = RacerUrl.parse_object(url)
+        stop = stop_of(offset, length)
+        seconds = self.timeout if timeout is None else timeout
+        if stop is not None and (stop == offset or stop - offset > SMALL_BYTES):
+            stat = await self.stat(parsed, etag=etag, timeout=seconds)
+            start, end = within(parsed, offset, stop, stat.size)
+            if start == end:
+                return b""
+            return await self._read_large(self._read(parsed, start, end, stat.etag, seconds))
+        return await self._read_small(parsed, offset, stop, etag, seconds)
+
+    async def _read_small(
+        self, url: RacerUrl, offset: int, stop: int | None, etag: str | None, seconds: float
+    ) -> bytes:
+        """A short range; or, with no end, a short one first and then what it says is left."""
+        read = self._read(
+            url, offset, offset + SMALL_BYTES if stop is None else stop, etag, seconds
+        )
+        try:
+            body, data = await get(read)
+        except RangeNotSatisfiable as error:
+            if error.size == 0 and offset == 0:
+                return b""  # An empty object has no first byte, and can be read all the same.
+            raise
+        if stop is not None or body.stop == body.size:
+            return data
+        rest = replace(read, start=body.stop, stop=body.size, etag=body.etag)
+        return data + await self._read_large(rest)
+
+    async def _read_large(self, read: AsyncRead) -> bytes:
+        # BytesIO owns a bytes object that can be written to until it is taken out, uncopied.
+        buffer = io.BytesIO()
+        buffer.seek(read.stop - read.start - 1)
+        buffer.write(b"\0")
+        with buffer.getbuffer() as view:
+            await fill(read, self._ring, view)
+        return buffer.getvalue()
+
+    async def read_into(
+        self,
+        url: Url,
+        buffer: Buffer,
+        offset: int = 0,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Fills a writable buffer from `offset` on; returns how many bytes came.
+
+        The buffer belongs to the call until it ends, also where it is cancelled: nothing touches
+        it afterwards. On an error it holds nothing to rely on.
+        """
+        parsed = RacerUrl.parse_object(url)
+        seconds = self.timeout if timeout is None else timeout
+        if offset < 0:
+            raise ValueError(f"the offset {offset} is negative")
+        with memoryview(buffer) as given, given.cast("B") as view:
+            if view.readonly:
+                raise TypeError("the buffer is read-only")
+            if len(view) <= SMALL_BYTES:
+                data = await self.read(parsed, offset, len(view), etag=etag, timeout=seconds)
+                view[: len(data)] = data
+                return len(data)
+            stat = await self.stat(parsed, etag=etag, timeout=seconds)
+            start, end = within(parsed, offset, offset + len(view), stat.size)
+            if start < end:
+                read = self._read(parsed, start, end, stat.etag, seconds)
+                with view[: end - start] as wanted:
+                    await fill(read, self._ring, wanted)
+            return end - start
+
+    async def stream(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[memoryview]:
+        """Yields the bytes in order, in chunks that are valid until the next one is asked for.
+
+        Leave it early only through `contextlib.aclosing`, so that its reads end there and then.
+        """
+        parsed = RacerUrl.parse_object(url)
+        stop = stop_of(offset, length)
+        seconds = self.timeout if timeout is None else timeout
+        stat = await self.stat(parsed, etag=etag, timeout=seconds)
+        start, end = within(parsed, offset, stop, stat.size)
+        read = self._read(parsed, start, end, stat.etag, seconds)
+        async with aclosing(in_order(read, self._ring)) as chunks:
+            async for chunk in chunks:
+                yield chunk.view
+
+    def map(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncMapping:
+        """Reads into fresh shared memory that the daemon fills directly: nothing is copied.
+
+            async with client.map(url) as view: ...
+
+        Raises MemoryUnavailable where the system has no room for it.
+        """
+        parsed = RacerUrl.parse_object(url)
+        stop = stop_of(offset, length)
+        seconds = self.timeout if timeout is None else timeout
+        return AsyncMapping(self._map(parsed, offset, stop, etag, seconds))
+
+    async def _map(
+        self, url: RacerUrl, offset: int, stop: int | None, etag: str | None, seconds: float
+    ) -> MappedObject:
+        try:
+            return await self._map_version(url, offset, stop, etag, seconds)
+        except VersionChanged:
+            if etag is not None:
+                raise
+            # The object was replaced between the question for its size and the read of it.
+            return await self._map_version(url, offset, stop, None, seconds)
+
+    async def _map_version(
+        self, url: RacerUrl, offset: int, stop: int | None, etag: str | None, seconds: float
+    ) -> MappedObject:
+        stat = await self.stat(url, etag=etag, timeout=seconds)
+        start, end = within(url, offset, stop, stat.size)
+        memory: SharedMemory | None = None
+        rungs: dict[str, int] = {}
+        if start < end:
+            read = self._read(url, start, end, stat.etag, seconds)
+            memory, rungs = await into_fresh_memory(read)
+        return MappedObject(
+            memory,
+            url=stat.url,
+            etag=stat.etag,
+            offset=offset,
+            object_size=stat.size,
+            rungs=rungs,
+        )
+
+    async def landing(self, nbytes: int, *, timeout: float | None = None) -> AsyncLanding:
+        """Makes `nbytes` of touched, reusable memory to read into; the caller closes it."""
+        target = await AsyncTarget.allocate(nbytes, populate=True)
+        return AsyncLanding(target, self._endpoint, self.timeout if timeout is None else timeout)
+
+    def _read(
+        self, url: RacerUrl, start: int, stop: int, etag: str | None, seconds: float
+    ) -> AsyncRead:
+        return AsyncRead(self._endpoint(url.cache), url, etag, start, stop, seconds)
