@@ -159,7 +159,7 @@ class CacheReader:
         """
         if len(destination) != stop - start:
             raise ValueError(f"{len(destination)} bytes of room for {stop - start}")
-        geometry, settings = self._services.geometry, self._services.settings
+        geometry, settings = self.geometry, self._services.settings
         parts = plan_pages(version.size, start, stop, geometry)
         report = ReadReport()
         width = min(settings.request_pages, part_count(start, stop, geometry))
@@ -198,7 +198,7 @@ class CacheReader:
         What is in memory or on disk is not read. Waits for the disk to have what came from the
         origin. Raises as `read_into`; ResourceError `overloaded` if a page could not be kept.
         """
-        geometry = self._services.geometry
+        geometry = self.geometry
         parts = plan_pages(version.size, start, stop, geometry)
         width = min(self._services.settings.request_pages, part_count(start, stop, geometry))
         report = ReadReport()
@@ -252,7 +252,7 @@ class CacheReader:
         pages, size = await services.threads.disk.run(
             partial(self._evict_stored, bucket, key, prefix)
         )
-        length_of = services.geometry.page_length
+        length_of = self.geometry.page_length
         size += sum(length_of(page.version.size, page.index) for page in only_here)
         return pages + len(only_here), size
 
@@ -265,7 +265,7 @@ class CacheReader:
 
     async def explain(self, version: ObjectVersion, start: int, stop: int) -> list[PageExplanation]:
         """Says for each page of [start, stop) which rung would serve it, and why no earlier one."""
-        geometry = self._services.geometry
+        geometry = self.geometry
         pages = [
             PageId(version, part.index) for part in plan_pages(version.size, start, stop, geometry)
         ]

@@ -3,8 +3,8 @@
 Layer: read; loop thread, HEADs on the `origin` threads. An object's current version is asked for
 once in `version_seconds`; there is one HEAD in flight per object, and it belongs to all who wait
 for it. A pinned ETag that is known, from an earlier answer or from the store, needs no origin at
-all: a version never changes. `not_found` and `forbidden` are remembered for `absence_seconds`, other
-failures not at all.
+all: a version never changes. `not_found` and `forbidden` are remembered for `absence_seconds`,
+other failures not at all.
 """
 
 from __future__ import annotations
