@@ -54,6 +54,9 @@ class ConfigError(RacerError):
 class RequestError(RacerError):
     """The request is at fault: not found, forbidden, bad range, version changed, bad target."""
 
+    # The version that the object has now, where whoever raises `version_changed` knows it.
+    current_etag: str | None = None
+
 
 class ProtocolError(RacerError):
     """The peer broke the wire protocol; the connection cannot go on after the answer."""

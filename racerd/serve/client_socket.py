@@ -1,0 +1,255 @@
+"""The client socket of one cache: listens, lets connections in, drains.
+
+Layer: serve, loop thread. One Unix stream socket, one task per connection; no task outlives the
+context. (Not a TaskGroup: a cache may be closed by another task than the one that opened it.)
+Bounded: connections beyond the limit are told so and let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from racerd.errors import RacerError, RequestError, ResourceError, Retry
+from racerd.runtime.threads import WorkerThreads, settled
+from racerd.serve.connection import ClientConnection
+from racerd.serve.operations import Operations
+from racerd.serve.peer import AccessPolicy, SocketModeDecides, peer_credentials
+from racerd.serve.reader import Reader
+from racerd.serve.responses import error_response
+from racerd.serve.serve_metrics import ServeMetrics
+from racerd.serve.settings import ClientSocketSettings
+from racerd.serve.socket_file import SocketFile, file_identity
+from racerd.serve.targets import TargetRegistry
+from racerd.telemetry import Metrics
+
+_LOG = logging.getLogger(__name__)
+
+_ACCEPTED_PER_TURN = 16
+_PAUSE_SECONDS = 0.5
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_SEND_BUFFER_BYTES = 1 << 20
+
+
+class ClientSocket:
+    """Serves one cache's clients, as an async context manager.
+
+    `threads` run the checks of big targets; several caches may share them.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        settings: ClientSocketSettings,
+        *,
+        metrics: Metrics,
+        threads: WorkerThreads,
+        policy: AccessPolicy | None = None,
+    ) -> None:
+        self.cache = reader.name
+        self.state = "ready"
+        self._settings = settings
+        self._policy = policy or SocketModeDecides()
+        self._metrics = ServeMetrics(metrics, self.cache)
+        self._targets = TargetRegistry(
+            threads,
+            metrics,
+            per_holder_max=settings.targets_per_connection_max,
+            targets_max=settings.targets_max,
+        )
+        self._operations = Operations(reader, self._targets, lambda: self.state)
+        self._file = SocketFile(
+            settings.run_dir, self.cache, settings.mode, settings.group, settings.backlog
+        )
+        self._identity = (0, 0)
+        self._listening: socket.socket | None = None
+        self._accepting = False
+        self._paused: asyncio.TimerHandle | None = None
+        self._connections: dict[ClientConnection, asyncio.Task[None]] = {}
+        self._surplus = 0
+        self._quiet = asyncio.Event()
+
+    @property
+    def path(self) -> Path:
+        """Where clients connect."""
+        return self._file.path
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    async def __aenter__(self) -> ClientSocket:
+        """Publishes the socket. Raises ConfigError where it cannot be."""
+        self._listening = self._file.publish()
+        self._identity = file_identity(self.path)
+        self._listen()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stops listening, cancels every connection and waits for them to let go."""
+        try:
+            self._close()
+        finally:
+            tasks = tuple(self._connections.values())
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await settled(asyncio.gather(*tasks, return_exceptions=True))
+
+    async def drain(self, seconds: float) -> int:
+        """Takes no new connection or request, and waits up to `seconds` for those under way.
+
+        Returns how many were still under way; leaving the context cancels them.
+        """
+        self.state = "draining"
+        self._close()
+        refusal = ResourceError(
+            "draining",
+            "racerd is shutting down on this node",
+            hint="try again in a moment, or read from the origin",
+            retry=Retry.SAME,
+            retry_after_seconds=1.0,
+        )
+        for connection in tuple(self._connections):
+            connection.drain(refusal, self._notice_quiet)
+        self._notice_quiet()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
+        return self._busy_count()
+
+    def _busy_count(self) -> int:
+        return sum(connection.busy for connection in self._connections)
+
+    def _notice_quiet(self) -> None:
+        if self._busy_count() == 0:
+            self._quiet.set()
+
+    # Listening.
+
+    def _listen(self) -> None:
+        self._paused = None
+        if self._listening is not None and not self._accepting:
+            asyncio.get_running_loop().add_reader(self._listening.fileno(), self._on_acceptable)
+            self._accepting = True
+
+    def _stop_listening(self) -> None:
+        if self._listening is not None and self._accepting:
+            asyncio.get_running_loop().remove_reader(self._listening.fileno())
+            self._accepting = False
+
+    def _close(self) -> None:
+        if self._paused is not None:
+            self._paused.cancel()
+        self._stop_listening()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            self._file.withdraw(listening, self._identity)
+
+    def _on_acceptable(self) -> None:
+        assert self._listening is not None
+        for _ in range(_ACCEPTED_PER_TURN):
+            try:
+                sock, _address = self._listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._pause(error)
+                return
+            self._let_in(sock)
+
+    def _pause(self, error: OSError) -> None:
+        """Out of descriptors or memory: the listening socket would stay ready and spin the loop."""
+        if error.errno not in _OUT_OF_RESOURCES:
+            raise error
+        _LOG.warning(
+            "cache %s accepts no connection for %g s: %s; raise the limit of open files",
+            self.cache,
+            _PAUSE_SECONDS,
+            os.strerror(error.errno),
+        )
+        self._metrics.connection_refused("no descriptors")
+        self._stop_listening()
+        self._paused = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._listen)
+
+    # Connections.
+
+    def _let_in(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        try:
+            refusal = self._refusal(sock)
+            peer = peer_credentials(sock)
+        except OSError:
+            sock.close()  # Gone already.
+            return
+        if refusal is not None and self._surplus >= self._settings.surplus_max:
+            _cut(sock, refusal)
+            return
+        connection = ClientConnection(
+            sock,
+            peer,
+            self._operations,
+            self._targets,
+            self._settings,
+            self._metrics,
+            cache=self.cache,
+            refusal=refusal,
+        )
+        self._surplus += refusal is not None
+        self._metrics.connections.inc()
+        task = asyncio.get_running_loop().create_task(self._run(connection))
+        self._connections[connection] = task
+        task.add_done_callback(lambda _: self._forget(connection, refusal))
+
+    def _refusal(self, sock: socket.socket) -> RacerError | None:
+        """Why this connection is not served, if it is not."""
+        if len(self._connections) - self._surplus >= self._settings.connections_max:
+            self._metrics.connection_refused("too many")
+            return ResourceError(
+                "overloaded",
+                f"{self._settings.connections_max} connections are open to this cache",
+                hint="close connections that are not in use, or raise the limit",
+                retry=Retry.SAME,
+                retry_after_seconds=1.0,
+            )
+        try:
+            self._policy.check(self.cache, peer_credentials(sock))
+        except RequestError as error:
+            self._metrics.connection_refused("policy")
+            return error
+        return None
+
+    async def _run(self, connection: ClientConnection) -> None:
+        try:
+            await connection.run()
+        except Exception:  # noqa: BLE001  a defect costs one connection, not the daemon
+            _LOG.exception("a connection to cache %s failed", self.cache)
+            self._metrics.connection_refused("defect")
+
+    def _forget(self, connection: ClientConnection, refusal: RacerError | None) -> None:
+        del self._connections[connection]
+        self._surplus -= refusal is not None
+        self._metrics.connections.dec()
+        self._notice_quiet()
+
+
+def _cut(sock: socket.socket, refusal: RacerError) -> None:
+    """Says why, if the peer listens at once, and closes."""
+    response = error_response(refusal, head_only=False)
+    assert isinstance(response.body, bytes)
+    with sock, suppress(OSError):
+        sock.send(response.head.serialise(close=True) + response.body)

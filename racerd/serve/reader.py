@@ -1,0 +1,87 @@
+"""What the client socket needs of a cache's reader.
+
+Layer: serve. `racerd.read.reader.CacheReader` is the one there is in the product; both it and the
+small honest reader of the tests pass `tests/contract/test_reader_contract.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from racerd.ids import ObjectId, ObjectVersion
+from racerd.pages import PageGeometry
+from racerd.read.reader import Listing, PageExplanation, ReadReport, RequestContext, Resolution
+from racerd.runtime.deadline import Deadline
+
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """One cache. Loop thread only. Raises the declared errors of `racerd.errors`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def origin_description(self) -> str: ...
+    @property
+    def geometry(self) -> PageGeometry: ...
+
+    async def resolve(
+        self, object_id: ObjectId, *, if_match: str | None, deadline: Deadline
+    ) -> Resolution:
+        """Returns the current version; `version_changed` where it is not `if_match`."""
+
+    async def once_more_if_changed(
+        self,
+        object_id: ObjectId,
+        *,
+        if_match: str | None,
+        deadline: Deadline,
+        attempt: Callable[[Resolution], Awaitable[T]],
+    ) -> T:
+        """Resolves and runs `attempt`; once more where an unpinned version changed under it."""
+
+    async def read_into(
+        self,
+        version: ObjectVersion,
+        start: int,
+        stop: int,
+        destination: memoryview,
+        context: RequestContext,
+    ) -> ReadReport:
+        """Fills `destination` with [start, stop). Once it returns, raises or was cancelled,
+        nobody touches `destination` any more; what it holds is verified bytes or zeros."""
+
+    def stream(
+        self, version: ObjectVersion, start: int, stop: int, context: RequestContext
+    ) -> AsyncGenerator[memoryview, None]:
+        """Yields [start, stop) in order. A chunk is valid until the next one is asked for."""
+
+    async def prefetch(
+        self, version: ObjectVersion, start: int, stop: int, context: RequestContext
+    ) -> ReadReport:
+        """Returns once every page of [start, stop) is in the cache."""
+
+    async def evict(self, bucket: str, key: bytes, *, prefix: bool) -> tuple[int, int]:
+        """Drops every version's pages; returns pages and bytes."""
+
+    async def explain(
+        self, version: ObjectVersion, start: int, stop: int
+    ) -> Sequence[PageExplanation]:
+        """One entry for each page of [start, stop)."""
+
+    async def list_objects(
+        self,
+        bucket: str,
+        prefix: bytes,
+        *,
+        delimiter: bytes | None,
+        after: bytes | None,
+        limit: int,
+        deadline: Deadline,
+    ) -> Listing:
+        """Lists at most `limit` objects and prefixes."""
+
+    async def list_buckets(self, *, deadline: Deadline) -> Sequence[str] | None:
+        """The buckets, or None where the origin cannot say."""

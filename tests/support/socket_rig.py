@@ -1,0 +1,197 @@
+"""A client socket with its reader, and raw clients to poke it with.
+
+`async with SocketRig(folder) as rig:` serves `rig.origin` (a `ScriptedOrigin`) through real read
+parts at `rig.path`. Clients are blocking sockets driven from threads, as other processes would be;
+`RawClient` sends exactly the bytes and descriptors it is told to.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import json
+import mmap
+import os
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from racerd.serve.client_socket import ClientSocket
+from racerd.serve.peer import AccessPolicy
+from racerd.serve.settings import ClientSocketSettings
+from tests.support.read_rig import ReadRig
+from tests.support.scripted_origin import ScriptedOrigin
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    fields: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return str(self.json["error"]["code"])
+
+
+class RawClient:
+    """One connection. Blocking: call it through `SocketRig.client`, or from a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(PATIENCE_SECONDS)
+        self.sock.connect(os.fspath(path))
+        self._buffer = b""
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.sock.close()
+
+    def send(self, text: str | bytes, fds: list[int] | None = None) -> None:
+        data = text.encode("latin-1") if isinstance(text, str) else text
+        if not fds:
+            self.sock.sendall(data)
+            return
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        sent = self.sock.sendmsg([data], rights)
+        self.sock.sendall(data[sent:])
+
+    def receive(self, *, head_only: bool = False) -> Answer:
+        """Reads one whole response. Raises EOFError where the connection ends before it does."""
+        while b"\r\n\r\n" not in self._buffer:
+            self._more()
+        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        fields = dict(line.split(": ", 1) for line in lines)
+        length = 0 if head_only else int(fields["Content-Length"])
+        while len(self._buffer) < length:
+            self._more()
+        body, self._buffer = self._buffer[:length], self._buffer[length:]
+        return Answer(int(first.split(" ")[1]), fields, body)
+
+    def ask(
+        self,
+        line: str,
+        *fields: str,
+        fds: list[int] | None = None,
+    ) -> Answer:
+        """Sends `METHOD target` with fields and reads the answer."""
+        self.send(head(line, *fields), fds)
+        return self.receive(head_only=line.startswith("HEAD"))
+
+    def ended(self) -> bool:
+        """Waits for the server to close; False if it sends something instead."""
+        try:
+            return self._buffer == b"" and self.sock.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def _more(self) -> None:
+        data = self.sock.recv(1 << 16)
+        if not data:
+            raise EOFError(f"the connection ended after {self._buffer!r}")
+        self._buffer += data
+
+
+def head(line: str, *fields: str) -> str:
+    return "\r\n".join([f"{line} HTTP/1.1", "Host: racer", *fields, "", ""])
+
+
+class SocketRig:
+    """See the module. `served` adds objects by key before clients come."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        policy: AccessPolicy | None = None,
+        origin: ScriptedOrigin | None = None,
+        **settings: Any,
+    ) -> None:
+        self.folder = folder
+        self.settings = ClientSocketSettings(folder / "run", **settings)
+        self.policy = policy
+        self.reads = ReadRig(folder, origin=origin)
+        self.origin = self.reads.origin
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> SocketRig:
+        reads = await self._stack.enter_async_context(self.reads)
+        self.socket = await self._stack.enter_async_context(
+            ClientSocket(
+                reads.reader,
+                self.settings,
+                metrics=reads.metrics,
+                threads=reads.threads.open,
+                policy=self.policy,
+            )
+        )
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.origin.release()
+        await self._stack.aclose()
+
+    @property
+    def path(self) -> Path:
+        return self.socket.path
+
+    async def client(self, talk: Callable[[RawClient], T]) -> T:
+        """Runs `talk` with a fresh connection on a thread of its own."""
+
+        def run() -> T:
+            with RawClient(self.path) as client:
+                return talk(client)
+
+        return await asyncio.to_thread(run)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.reads.metric(name, **labels)
+
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Memory:
+    """A memfd as a client makes one, or with something missing."""
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        seals: int = SEALS,
+        allocated: int | None = None,
+        flags: int = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,
+    ) -> None:
+        self.size = size
+        self.fd = os.memfd_create("test-target", flags)
+        os.ftruncate(self.fd, size)
+        allocated = size if allocated is None else allocated
+        if allocated:
+            os.posix_fallocate(self.fd, 0, allocated)
+        if seals:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self.fd)
+
+    def read(self, offset: int = 0, length: int | None = None) -> bytes:
+        length = self.size - offset if length is None else length
+        with mmap.mmap(self.fd, self.size) as mapping:
+            return mapping[offset : offset + length]
