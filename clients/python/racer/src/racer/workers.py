@@ -1,68 +1,112 @@
-"""Threads that certainly end.
+"""Threads that certainly end, whenever Ctrl-C comes.
 
-Layer: bottom. An interrupt (Ctrl-C) may be raised between any two steps of the main thread, also in
-the middle of starting a thread or of waiting for one: a group knows every thread that ever began,
-and `end` returns, or raises the interrupt, only after the last of them has ended.
+Layer: bottom. An interrupt is raised in the main thread between almost any two steps: also behind
+an `acquire` of a condition whose `with` has not begun, which leaves it locked for ever, and in the
+middle of `Thread.start` or `join`. So the thread that uses a group never touches Python's
+conditions: it starts one raw thread, which is a single uninterruptible step, and waits for a plain
+lock. Everything else (starting, stopping and joining the workers) is done by a keeper thread, which
+no interrupt can reach.
 """
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
-
-# How long a thread that was being started when an interrupt came gets to begin. Only one that the
-# system never made does not.
-_BEGIN_SECONDS = 5.0
+from queue import SimpleQueue
 
 
 class WorkerGroup:
-    """`count` threads that run `work`. Ended by `end`, also where `start` raised."""
+    """`count` threads that run `work`; `stop` makes it return soon, and may be called early.
 
-    def __init__(self, name: str, count: int, work: Callable[[], None]) -> None:
+    `stop` runs in the keeper thread, at most once, and only where `end` asks before `work` has
+    returned in every thread, or where a thread could not be started: `failure` tells then.
+    """
+
+    def __init__(
+        self, name: str, count: int, work: Callable[[], None], stop: Callable[[], None]
+    ) -> None:
         self._name = name
         self._count = count
         self._work = work
-        self._changed = threading.Condition()
-        self._asked = 0
-        self._begun: list[threading.Thread] = []
+        self._stop = stop
+        self._inbox: SimpleQueue[bool] = SimpleQueue()  # True: stop; False: a worker has returned.
+        self._asked = False
+        self._ended = False
+        self._gate = _thread.allocate_lock()
+        self._gate.acquire()
+        self.failure: RuntimeError | None = None
 
     def start(self) -> None:
-        """Starts all. Raises RuntimeError where the system gives no thread."""
-        for number in range(self._count):
-            # Daemons: a process that ends without closing must not wait for them.
-            thread = threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True)
-            self._asked += 1
-            try:
-                thread.start()
-            except RuntimeError:
-                self._asked -= 1
-                raise
-
-    def _run(self) -> None:
-        with self._changed:
-            self._begun.append(threading.current_thread())
-            self._changed.notify_all()
-        self._work()
+        """Returns at once. Raises RuntimeError where the system gives no thread at all."""
+        self._asked = True  # Nothing between this line and the call can be interrupted.
+        try:
+            _thread.start_new_thread(self._start_keeper, ())
+        except RuntimeError:
+            self._asked = False
+            raise
 
     def wait(self) -> None:
-        """Waits until the threads have ended by themselves; an interrupt ends the wait."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._begun) == self._asked, _BEGIN_SECONDS)
-        for thread in self._begun:
-            thread.join()
+        """Waits until `work` has returned everywhere. An interrupt ends the wait, not the work."""
+        while self._asked and not self._ended:
+            self._gate.acquire()
+        if self.failure is not None:
+            raise self.failure
 
-    def end(self, stop: Callable[[], None]) -> None:
-        """Calls `stop`, which has the threads end and may be called again, and waits for them all.
-
-        An interrupt meanwhile is raised once they have ended.
-        """
+    def end(self) -> None:
+        """Stops the workers and waits for them; an interrupt is raised once they have ended."""
         interrupt: KeyboardInterrupt | None = None
-        while True:
+        while self._asked and not self._ended:
             try:
-                stop()
-                self.wait()
-                break
+                self._inbox.put(True)
+                self._gate.acquire()
             except KeyboardInterrupt as error:
                 interrupt = error
         if interrupt is not None:
             raise interrupt
+
+    # --- the keeper -------------------------------------------------------------------------
+
+    def _start_keeper(self) -> None:
+        # Daemons, all of them: a process that ends without closing must not wait for them.
+        keeper = threading.Thread(target=self._keep, name=f"{self._name}-keeper", daemon=True)
+        try:
+            keeper.start()
+        except RuntimeError as error:
+            self.failure = error
+            self._stop()
+            self._finish()
+
+    def _keep(self) -> None:
+        threads: list[threading.Thread] = []
+        try:
+            for number in range(self._count):
+                thread = threading.Thread(
+                    target=self._run, name=f"{self._name}-{number}", daemon=True
+                )
+                thread.start()
+                threads.append(thread)
+            self._wait_for_returns(len(threads))
+        except RuntimeError as error:
+            self.failure = error
+            self._stop()
+        for thread in threads:
+            thread.join()
+        self._finish()
+
+    def _wait_for_returns(self, running: int) -> None:
+        while running:
+            if self._inbox.get():
+                self._stop()
+                return
+            running -= 1
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._gate.release()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._inbox.put(False)

@@ -30,7 +30,9 @@ class LoadReport:
     rungs: dict[str, int] = field(default_factory=dict)
     complete: bool = False
 
-    def add(self, rungs: Mapping[str, int]) -> None:
+    def add(self, rungs: Mapping[str, int], copy_seconds: float) -> None:
+        """Another chunk came."""
+        self.copy_seconds += copy_seconds
         for rung, nbytes in rungs.items():
             self.rungs[rung] = self.rungs.get(rung, 0) + nbytes
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator
-from types import TracebackType
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from racer.loading.frameworks import Framework, FrameworkName, check_all, open_framework
+from racer.errors import Closed
+from racer.loading.frameworks import FrameworkName, check_all, open_framework
 from racer.loading.pipeline import Pipeline
 from racer.loading.plan import CHUNK_BYTES_MIN, LoadPlan, chunk_grid, plan_load
 from racer.loading.progress import Progress, ProgressCallback, open_progress
@@ -24,6 +24,7 @@ from racer.models.directory import ModelDirectory
 from racer.models.names import ExtraShards
 from racer.models.opening import Location, open_source
 from racer.models.source import Source
+from racer.workers import WorkerGroup
 
 STAGING_BYTES: Final = 256 << 20
 IN_FLIGHT: Final = 4
@@ -112,9 +113,12 @@ class TensorStream:
         self._chunk_bytes = chunk_bytes
         self._in_flight = in_flight
         self._filter = filter
-        self._progress = progress
+        self._progress = open_progress(progress, f"Loading {source.location}")
         self._extra_shards = extra_shards
-        self._tensors: Generator[tuple[str, Any]] | None = None
+        self._pipeline: Pipeline | None = None
+        self._tensors: Iterator[tuple[str, Any]] | None = None
+        self._began = 0.0
+        self._ending = False
         self._closed = False
         self.model: ModelDirectory | None = None
         self.plan: LoadPlan | None = None
@@ -126,17 +130,39 @@ class TensorStream:
         """Reads and checks names, index and headers; no payload. Done twice it does nothing."""
         if self.plan is not None:
             return self.plan
-        if self._closed:
-            raise ValueError("this load was closed")
+        if self._ending:
+            raise Closed("this load was closed")
         try:
-            self.model = ModelDirectory.open(
-                self._source, only=self._only, extra_shards=self._extra_shards
-            )
+            self.model = self._open_model()
             self.plan = self._planned(self.model)
         except BaseException:
             self.close()
             raise
         return self.plan
+
+    def _open_model(self) -> ModelDirectory:
+        """In a thread of its own: an interrupt here cancels it and waits for its end."""
+        opened: list[ModelDirectory] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                model = ModelDirectory.open(
+                    self._source, only=self._only, extra_shards=self._extra_shards
+                )
+                opened.append(model)
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                failed.append(error)
+
+        worker = WorkerGroup("racer-model", 1, work, self._source.cancel)
+        try:
+            worker.start()
+            worker.wait()
+        finally:
+            worker.end()
+        if failed:
+            raise failed[0]
+        return opened[0]
 
     def _planned(self, model: ModelDirectory) -> LoadPlan:
         wanted = self._filter or (lambda name: True)
@@ -149,27 +175,30 @@ class TensorStream:
         return plan
 
     def close(self) -> None:
-        """Ends background reads, frees their memory, and closes the source; tells what was done."""
+        """Ends background reads, frees their memory, closes the source, and tells what was done.
+
+        Every step may be repeated: where an interrupt comes in between, the next `close` (of a
+        `with` block, or when the stream is dropped) goes on with what is left.
+        """
         if self._closed:
             return
-        self._closed = True
-        tensors, self._tensors = self._tensors, None
+        self._ending = True
         try:
-            if tensors is not None:
-                tensors.close()
+            if self._pipeline is not None:
+                self._pipeline.close()
         finally:
             self._source.close()
+        if self._pipeline is not None:
+            self.report.seconds = time.perf_counter() - self._began
+            _log.info("%s", self.report)
+        self._closed = True
+        self._progress.close()
 
     def __enter__(self) -> TensorStream:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -182,57 +211,39 @@ class TensorStream:
         return self
 
     def __next__(self) -> tuple[str, Any]:
-        if self._closed:
+        if self._ending:
             raise StopIteration
         try:
             if self._tensors is None:
-                self._tensors = _deliver(
-                    self.open(),
-                    self._source,
-                    self._framework,
-                    self._in_flight,
-                    open_progress(self._progress, f"Loading {self._source.location}"),
-                    self.report,
+                plan = self.open()
+                self._began = time.perf_counter()
+                self._pipeline = Pipeline(
+                    plan, self._source, self._framework, in_flight=self._in_flight
                 )
+                self._tensors = _deliver(plan, self._pipeline, self._progress, self.report)
+                self._pipeline.start()
             return next(self._tensors)
         except BaseException:
-            # The end, too, comes as an exception.
+            # The end of the tensors, too, comes as an exception.
             self.close()
             raise
 
 
 def _deliver(
-    plan: LoadPlan,
-    source: Source,
-    framework: Framework,
-    in_flight: int,
-    progress: Progress,
-    report: LoadReport,
-) -> Generator[tuple[str, Any]]:
-    """Runs the pipeline; ended in any way, it leaves no thread and tells what was done."""
+    plan: LoadPlan, pipeline: Pipeline, progress: Progress, report: LoadReport
+) -> Iterator[tuple[str, Any]]:
     total = plan.tensor_bytes
-    began = time.perf_counter()
-    pipeline = Pipeline(plan, source, framework, in_flight=in_flight)
-    try:
-        pipeline.start()
-        for index, chunk in enumerate(plan.chunks):
-            asked = time.perf_counter()
-            report.add(pipeline.wait_for(index))
-            report.wait_seconds += time.perf_counter() - asked
-            for number in chunk.completes:
-                info = plan.tensors[number].info
-                report.tensors += 1
-                report.tensor_bytes += info.nbytes
-                progress.update(report.tensor_bytes, total)
-                # No name for the tensor here: what the consumer drops must go at once.
-                yield info.name, pipeline.take_tensor(number)
-            pipeline.release(index)
-        report.complete = True
-    finally:
-        try:
-            pipeline.close()
-        finally:
-            progress.close()
-            report.seconds = time.perf_counter() - began
-            report.copy_seconds = pipeline.copy_seconds
-            _log.info("%s", report)
+    for index, chunk in enumerate(plan.chunks):
+        asked = time.perf_counter()
+        done = pipeline.wait_for(index)
+        report.wait_seconds += time.perf_counter() - asked
+        report.add(done.rungs, done.copy_seconds)
+        for number in chunk.completes:
+            info = plan.tensors[number].info
+            report.tensors += 1
+            report.tensor_bytes += info.nbytes
+            progress.update(report.tensor_bytes, total)
+            # No name for the tensor here: what the consumer drops must go at once.
+            yield info.name, pipeline.take_tensor(number)
+        pipeline.release()
+    report.complete = True

@@ -177,13 +177,13 @@ class _HeaderReads:
         self._errors: dict[int, BaseException] = {}
 
     def run(self) -> list[tuple[SourceFile, Header]]:
-        workers = WorkerGroup("racer-headers", min(_HEADERS_AT_ONCE, len(self._names)), self._work)
+        count = min(_HEADERS_AT_ONCE, len(self._names))
+        workers = WorkerGroup("racer-headers", count, self._work, self._source.cancel)
         try:
             workers.start()
             workers.wait()
-        except BaseException:
-            workers.end(self._source.cancel)
-            raise
+        finally:
+            workers.end()
         if self._errors:
             # Names are taken in order: of several faults the same one is told each time.
             raise self._errors[min(self._errors)]
