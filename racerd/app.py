@@ -31,6 +31,7 @@ from racerd.runtime.arena import FrameArena
 from racerd.runtime.hardening import forbid_core_dumps
 from racerd.runtime.logs import set_up_logs
 from racerd.runtime.loop_lag import watch_loop_lag
+from racerd.runtime.populate import keep_freed_memory
 from racerd.runtime.process import open_descriptors, resident_bytes
 from racerd.runtime.threads import WorkerThreads
 from racerd.runtime.watch import watch_files
@@ -53,6 +54,7 @@ def run(settings: Settings, reload: Callable[[], Settings], files: Sequence[Path
     """
     set_up_logs(settings.log_level, settings.log_format)
     forbid_core_dumps()
+    keep_freed_memory()
     os.umask(0o077)
     return uvloop.run(_serve(Daemon(settings, reload, files)))
 
