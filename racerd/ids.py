@@ -53,7 +53,13 @@ class ObjectId:
     def __post_init__(self) -> None:
         if not self.bucket or "/" in self.bucket or "\0" in self.bucket:
             raise RequestError("bad_request", f"{self.bucket!r} is not a bucket name")
-        if len(self.bucket.encode()) > BUCKET_BYTES_MAX:
+        try:
+            bucket_bytes = len(self.bucket.encode())
+        except UnicodeEncodeError:
+            raise RequestError(
+                "bad_request", f"the bucket name {self.bucket!r} is not UTF-8"
+            ) from None
+        if bucket_bytes > BUCKET_BYTES_MAX:
             raise RequestError("bad_request", f"a bucket name has at most {BUCKET_BYTES_MAX} bytes")
         if not self.key or b"\0" in self.key:
             raise RequestError("bad_request", "the object key is empty or holds a NUL byte")

@@ -6,6 +6,7 @@ Layer: bottom, pure. Sizes are whole bytes everywhere inside; only people see un
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 BytesLike = bytes | bytearray | memoryview
 
@@ -26,6 +27,7 @@ _FACTORS = {
     "gb": 10**9,
     "tb": 10**12,
 }
+_TEXT_MAX = 64
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
 
 
@@ -34,17 +36,18 @@ def parse_bytes(text: str) -> int:
 
     Raises ValueError with a sentence for a person; never guesses a unit.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= _TEXT_MAX else None
     if match is None:
-        raise ValueError(f"{text!r} is not a byte size: write a number, or 256MiB, or 1.5GiB")
+        shown = text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "…"
+        raise ValueError(f"{shown!r} is not a byte size: write a number, or 256MiB, or 1.5GiB")
     number, unit = match.groups()
     factor = _FACTORS.get(unit.lower())
     if factor is None:
         raise ValueError(f"{text!r} has the unknown unit {unit!r}: use B, KiB, MiB, GiB, TiB")
-    size = float(number) * factor if "." in number else int(number) * factor
-    if size != int(size):
+    size = Fraction(number) * factor  # Exact: a float would lose bytes of large sizes.
+    if size.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of bytes")
-    return int(size)
+    return size.numerator
 
 
 def format_bytes(size: int) -> str:

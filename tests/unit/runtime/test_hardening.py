@@ -20,5 +20,7 @@ print("hardened")
 
 def test_no_core_no_ptrace() -> None:
     """R20: keys and plaintext are in this process's memory; no dump may take them along."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "hardened\n"), done.stderr
