@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint, is_refusal
@@ -34,8 +34,7 @@ from racer.urls import RacerUrl
 SMALL_BYTES = 256 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class BulkRead:
+class BulkRead(NamedTuple):
     """`[start, stop)` of the version `etag` of an object; `seconds` bounds each part."""
 
     endpoint: Endpoint
@@ -50,8 +49,7 @@ class BulkRead:
         return cut(start, self.stop, PART_BYTES, page_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A part of a read, in memory that is reused when the next one is asked for."""
 
     start: int

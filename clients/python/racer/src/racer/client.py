@@ -13,7 +13,7 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from racer import bulk, messages
 from racer.bulk import SMALL_BYTES, BulkRead
@@ -284,10 +284,11 @@ class Client:
         *,
         etag: str | None = None,
         timeout: float | None = None,
-    ) -> Iterator[memoryview]:
+    ) -> Generator[memoryview]:
         """Yields the bytes in order, in chunks that are valid until the next one is asked for.
 
-        For what is passed on at once: memory stays bounded whatever the object's size.
+        For what is passed on at once: memory stays bounded whatever the object's size. Leave it
+        early only through `contextlib.closing`, so that its reads end there and then.
         """
         parsed = RacerUrl.parse_object(url)
         stop = stop_of(offset, length)

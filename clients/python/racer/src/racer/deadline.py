@@ -6,7 +6,7 @@ Layer: bottom. A deadline is a point on the monotonic clock; it travels with a c
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from racer.errors import DeadlineExceeded
 
@@ -15,8 +15,7 @@ GRACE_SECONDS = 5.0
 _HEADER_MS_MAX = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(NamedTuple):
     """`end` is on `time.monotonic`'s scale; `seconds` is what the caller asked for."""
 
     end: float

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint, is_refusal
@@ -130,8 +130,7 @@ class Landing:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(NamedTuple):
     """One call of `Landing.read`."""
 
     endpoint: Endpoint

@@ -4,6 +4,9 @@ Layer: sans-IO, on `wire`. One function builds each request, one reads each answ
 JSON body is checked for its type, because a number that is really `true` or a string ends as a
 wrong length somewhere else. Reading raises ProtocolError; an answer of status 400 or more is
 raised as the error it tells of.
+
+Values are named tuples: a dataclass takes a millisecond to make, a dozen of them longer than all
+the rest of starting the command `racer`.
 """
 
 from __future__ import annotations
@@ -11,8 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from racer.errors import (
     BadRequest,
@@ -33,8 +35,7 @@ RUNGS = ("memory", "disk", "peer", "origin")
 # --- values -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Info:
+class Info(NamedTuple):
     """What a daemon says about itself and about one cache."""
 
     protocol: int
@@ -47,8 +48,7 @@ class Info:
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(NamedTuple):
     """One version of an object. Until `expires_at` (of `time.time()`) racerd answers for it
     without asking the origin."""
 
@@ -58,8 +58,7 @@ class Stat:
     expires_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A line of a listing: an object, or (`is_prefix`) all that lies under a common prefix."""
 
     url: str
@@ -68,16 +67,14 @@ class Entry:
     is_prefix: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(NamedTuple):
     """One answer of a listing; `after` is where the next one starts, percent-encoded, or None."""
 
     entries: tuple[Entry, ...]
     after: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class HostRead:
+class HostRead(NamedTuple):
     """The daemon wrote `bytes` into the target. `rungs` tells which rung gave how many."""
 
     bytes: int
@@ -93,8 +90,7 @@ def add_rungs(total: dict[str, int], more: Mapping[str, int]) -> None:
         total[rung] = total.get(rung, 0) + count
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """The head of a streamed body: `[start, stop)` of an object of `size` bytes follows."""
 
     start: int
@@ -103,8 +99,7 @@ class Body:
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetched:
+class Prefetched(NamedTuple):
     """The range is in the cache now."""
 
     pages: int
@@ -112,31 +107,29 @@ class Prefetched:
     rungs: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(NamedTuple):
     """What was dropped from the cache."""
 
     pages: int
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PageExplanation:
-    """Which rung would serve a page now, why not an earlier one, and what the last read took."""
+class PageExplanation(NamedTuple):
+    """Which rung would serve page number `page` now, why not an earlier one, and what the last
+    read of it took."""
 
-    index: int
+    page: int
     rung: str
     why: Mapping[str, str]
     last_rung: str | None = None
     last_age_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(NamedTuple):
     url: str
     etag: str
     size: int
-    pages: tuple[PageExplanation, ...] = field(default=())
+    pages: tuple[PageExplanation, ...] = ()
 
 
 # --- requests ---------------------------------------------------------------------------------

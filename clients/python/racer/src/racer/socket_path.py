@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from racer.errors import DaemonUnavailable
 from racer.urls import is_cache_name
@@ -19,8 +19,7 @@ from racer.urls import is_cache_name
 SOCKET_PATH_BYTES_MAX = 107
 
 
-@dataclass(frozen=True, slots=True)
-class SocketPlace:
+class SocketPlace(NamedTuple):
     """Either one socket (`socket`) or a run directory with one per cache (`run_dir`).
 
     `source` says where the setting came from, for messages.

@@ -11,8 +11,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from racer import messages
 from racer.connection import Connection
@@ -29,8 +28,7 @@ PART_BYTES = 32 << 20
 RING_SLOTS = IN_FLIGHT
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """`[start, stop)` of the object."""
 
     start: int
@@ -53,8 +51,7 @@ def cut(start: int, stop: int, part_bytes: int, page_bytes: int) -> Iterator[Par
         start = end
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Place(NamedTuple):
     """Where a part lands: at `offset` of the target."""
 
     target: Target
@@ -85,18 +82,29 @@ class Spread:
         """Places are used once."""
 
 
-@dataclass(eq=False, slots=True)
 class _Flight:
     """A part on its way. `connection` is None while it waits to be sent (again)."""
 
-    part: Part
-    place: Place
-    retries: Retries
-    deadline: Deadline
-    connection: Connection | None = None
-    target_id: str | None = None
-    not_before: float = 0.0
-    done: HostRead | None = None
+    __slots__ = (
+        "connection",
+        "deadline",
+        "done",
+        "not_before",
+        "part",
+        "place",
+        "retries",
+        "target_id",
+    )
+
+    def __init__(self, part: Part, place: Place, retries: Retries, deadline: Deadline) -> None:
+        self.part = part
+        self.place = place
+        self.retries = retries
+        self.deadline = deadline
+        self.connection: Connection | None = None
+        self.target_id: str | None = None
+        self.not_before = 0.0
+        self.done: HostRead | None = None
 
 
 class HostReads:

@@ -8,7 +8,6 @@ slashes are part of the name, `+` is a plus. In a URL every byte may be written 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from racer.errors import BadUrl
 
@@ -45,32 +44,54 @@ def percent_decode(text: str) -> bytes:
     return _ESCAPE.sub(byte_of, text.encode("utf-8", "surrogateescape"))
 
 
-@dataclass(frozen=True, slots=True)
 class RacerUrl:
     """A cache, a bucket and a key; or, with an empty key or bucket, all that lies under them.
 
-    `str()` gives the URL back, in its one canonical spelling.
+    A value: it never changes, compares and hashes. `str()` gives the URL back, in its one
+    canonical spelling.
     """
 
-    cache: str
-    bucket: str = ""
-    key: bytes = b""
+    __slots__ = ("bucket", "cache", "key")
 
-    def __post_init__(self) -> None:
-        if not is_cache_name(self.cache):
+    cache: str
+    bucket: str
+    key: bytes
+
+    def __init__(self, cache: str, bucket: str = "", key: bytes = b"") -> None:
+        if not is_cache_name(cache):
             raise BadUrl(
-                f"{self.cache[:100]!r} is not a cache's name",
+                f"{cache[:100]!r} is not a cache's name",
                 hint="write racer://<cache>/<bucket>/<key>; a cache is named in lower-case letters,"
                 " digits, '-' and '.'",
             )
-        if "/" in self.bucket or "\0" in self.bucket:
-            raise BadUrl(f"{self.bucket!r} is not a bucket's name: it holds '/' or NUL")
-        if self.key and not self.bucket:
+        if "/" in bucket or "\0" in bucket:
+            raise BadUrl(f"{bucket!r} is not a bucket's name: it holds '/' or NUL")
+        if key and not bucket:
             raise BadUrl("the bucket is missing", hint="write racer://<cache>/<bucket>/<key>")
-        if b"\0" in self.key:
+        if b"\0" in key:
             raise BadUrl("the key holds a NUL byte")
-        if len(self.key) > KEY_BYTES_MAX:
-            raise BadUrl(f"the key has {len(self.key)} bytes, the limit is {KEY_BYTES_MAX}")
+        if len(key) > KEY_BYTES_MAX:
+            raise BadUrl(f"the key has {len(key)} bytes, the limit is {KEY_BYTES_MAX}")
+        object.__setattr__(self, "cache", cache)
+        object.__setattr__(self, "bucket", bucket)
+        object.__setattr__(self, "key", key)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a RacerUrl does not change: {name}")
+
+    def __reduce__(self) -> tuple[type[RacerUrl], tuple[str, str, bytes]]:
+        return RacerUrl, (self.cache, self.bucket, self.key)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RacerUrl):
+            return NotImplemented
+        return (self.cache, self.bucket, self.key) == (other.cache, other.bucket, other.key)
+
+    def __hash__(self) -> int:
+        return hash((self.cache, self.bucket, self.key))
+
+    def __repr__(self) -> str:
+        return f"RacerUrl({self.cache!r}, {self.bucket!r}, {self.key!r})"
 
     @classmethod
     def parse(cls, url: str | RacerUrl) -> RacerUrl:

@@ -9,7 +9,7 @@ connection is not used again.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from racer.errors import ProtocolError
 
@@ -46,8 +46,7 @@ def is_etag(text: str) -> bool:
     return _ETAG.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A request head. `target` is the path with its query, already encoded."""
 
     method: str
@@ -69,8 +68,7 @@ class Request:
         return head
 
 
-@dataclass(frozen=True, slots=True)
-class ContentRange:
+class ContentRange(NamedTuple):
     """`[start, stop)` of an object of `size` bytes."""
 
     start: int

@@ -9,7 +9,6 @@ import io
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 from racer import messages
 from racer.aio.endpoint import AsyncEndpoint
@@ -219,7 +218,7 @@ class AsyncClient:
             raise
         if stop is not None or body.stop == body.size:
             return data
-        rest = replace(read, start=body.stop, stop=body.size, etag=body.etag)
+        rest = read._replace(start=body.stop, stop=body.size, etag=body.etag)
         return data + await self._read_large(rest)
 
     async def _read_large(self, read: AsyncRead) -> bytes:

@@ -6,7 +6,6 @@ Layer: on `aio.reads`. The counterpart of `racer.landing.Landing` and `racer.map
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import replace
 from typing import Any
 
 from racer.aio.endpoint import AsyncEndpoint
@@ -81,10 +80,10 @@ class AsyncLanding:
         if position == stop:
             return first
         # Version and end are known now: a part that starts behind the end would be refused.
-        rest = replace(read, etag=first.etag, stop=stop)
+        rest = read._replace(etag=first.etag, stop=stop)
         rungs = dict(first.rungs)
         add_rungs(rungs, await into_target(rest, self._target, position, at + first.bytes))
-        return replace(first, bytes=stop - offset, rungs=rungs)
+        return first._replace(bytes=stop - offset, rungs=rungs)
 
     async def _first(self, read: AsyncRead, at: int) -> HostRead:
         endpoint = read.endpoint

@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from racer import messages
 from racer.aio.connection import AsyncConnection
@@ -34,8 +34,7 @@ _COPY_BYTES_ON_LOOP = 512 << 10
 PartRead = Callable[[Part], Awaitable["Landed"]]
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncRead:
+class AsyncRead(NamedTuple):
     """`[start, stop)` of a version of an object; `etag` None only for a single part.
 
     `seconds` bounds each part.
@@ -53,8 +52,7 @@ class AsyncRead:
         return cut(start, self.stop, PART_BYTES, info.page_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(NamedTuple):
     """A part in its memory: the first bytes from `offset` of the target's."""
 
     part: Part

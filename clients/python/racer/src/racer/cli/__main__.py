@@ -1,0 +1,7 @@
+"""`python -m racer.cli`."""
+
+import sys
+
+from racer.cli import main
+
+sys.exit(main())

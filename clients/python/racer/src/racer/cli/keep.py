@@ -1,0 +1,71 @@
+"""`prefetch` and `evict`: what the node keeps.
+
+Layer: cli commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+
+from racer.cli.connect import open_client
+from racer.cli.output import ProgressBar, print_json, rungs_text
+from racer.cli.prefixes import is_prefix, known_size, objects
+from racer.cli.units import format_bytes, format_rate
+from racer.cli.work import for_each
+from racer.messages import Entry, add_rungs
+from racer.ranges import stop_of, within
+from racer.urls import RacerUrl
+
+_STEP_BYTES = 256 << 20
+
+
+def run_prefetch(options: argparse.Namespace) -> int:
+    url = RacerUrl.parse(options.url)
+    rungs: dict[str, int] = {}
+    pages = 0
+    lock = threading.Lock()
+    with open_client(options) as client:
+        entries = objects(client, url, recursive=options.recursive)
+        spans = {entry.url: _span(options, entry, known_size(client, entry)) for entry in entries}
+        total = sum(stop - start for start, stop in spans.values())
+        shown = not (options.quiet or options.json)
+        with ProgressBar("prefetch", total, shown=shown) as bar:
+
+            def fetch(entry: Entry) -> None:
+                nonlocal pages
+                start, stop = spans[entry.url]
+                for at in range(start, stop, _STEP_BYTES):
+                    length = min(_STEP_BYTES, stop - at)
+                    done = client.prefetch(entry.url, at, length)
+                    bar.add(length)
+                    with lock:
+                        add_rungs(rungs, done.rungs)
+                        pages += done.pages
+
+            for_each(entries, fetch, options.jobs, client.abort)
+            seconds = bar.seconds
+    if options.json:
+        told = {"objects": len(entries), "bytes": total, "pages": pages, "rungs": rungs}
+        print_json(told | {"seconds": seconds})
+    else:
+        rate = format_rate(total, seconds)
+        print(f"{len(entries)} objects, {format_bytes(total)} in {seconds:.2f} s ({rate})")
+        print(f"  {rungs_text(rungs)}")
+    return 0
+
+
+def _span(options: argparse.Namespace, entry: Entry, size: int) -> tuple[int, int]:
+    stop = stop_of(options.offset, options.length)
+    return within(RacerUrl.parse(entry.url), options.offset, stop, size)
+
+
+def run_evict(options: argparse.Namespace) -> int:
+    url = RacerUrl.parse(options.url)
+    with open_client(options) as client:
+        done = client.evict(url, prefix=is_prefix(url, recursive=options.recursive))
+    if options.json:
+        print_json({"pages": done.pages, "bytes": done.bytes})
+    else:
+        print(f"{done.pages} pages, {format_bytes(done.bytes)} dropped")
+    return 0
