@@ -20,7 +20,7 @@ from racerd.errors import RacerError, RequestError, ResourceError, Retry
 from racerd.runtime.threads import WorkerThreads, settled
 from racerd.serve.connection import ClientConnection
 from racerd.serve.operations import Operations
-from racerd.serve.peer import AccessPolicy, SocketModeDecides, peer_credentials
+from racerd.serve.peer import AccessPolicy, PeerCredentials, SocketModeDecides, peer_credentials
 from racerd.serve.reader import Reader
 from racerd.serve.responses import error_response
 from racerd.serve.serve_metrics import ServeMetrics
@@ -114,15 +114,9 @@ class ClientSocket:
         """
         self.state = "draining"
         self._close()
-        refusal = ResourceError(
-            "draining",
-            "racerd is shutting down on this node",
-            hint="try again in a moment, or read from the origin",
-            retry=Retry.SAME,
-            retry_after_seconds=1.0,
-        )
+        self._quiet.clear()
         for connection in tuple(self._connections):
-            connection.drain(refusal, self._notice_quiet)
+            connection.drain(self._notice_quiet)
         self._notice_quiet()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -190,12 +184,8 @@ class ClientSocket:
     def _let_in(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        try:
-            refusal = self._refusal(sock)
-            peer = peer_credentials(sock)
-        except OSError:
-            sock.close()  # Gone already.
-            return
+        peer = peer_credentials(sock)
+        refusal = self._refusal(peer)
         if refusal is not None and self._surplus >= self._settings.surplus_max:
             _cut(sock, refusal)
             return
@@ -213,9 +203,9 @@ class ClientSocket:
         self._metrics.connections.inc()
         task = asyncio.get_running_loop().create_task(self._run(connection))
         self._connections[connection] = task
-        task.add_done_callback(lambda _: self._forget(connection, refusal))
+        task.add_done_callback(lambda _: self._forget(connection, sock, refusal))
 
-    def _refusal(self, sock: socket.socket) -> RacerError | None:
+    def _refusal(self, peer: PeerCredentials) -> RacerError | None:
         """Why this connection is not served, if it is not."""
         if len(self._connections) - self._surplus >= self._settings.connections_max:
             self._metrics.connection_refused("too many")
@@ -227,7 +217,7 @@ class ClientSocket:
                 retry_after_seconds=1.0,
             )
         try:
-            self._policy.check(self.cache, peer_credentials(sock))
+            self._policy.check(self.cache, peer)
         except RequestError as error:
             self._metrics.connection_refused("policy")
             return error
@@ -240,7 +230,10 @@ class ClientSocket:
             _LOG.exception("a connection to cache %s failed", self.cache)
             self._metrics.connection_refused("defect")
 
-    def _forget(self, connection: ClientConnection, refusal: RacerError | None) -> None:
+    def _forget(
+        self, connection: ClientConnection, sock: socket.socket, refusal: RacerError | None
+    ) -> None:
+        sock.close()  # Closed already, unless the task was cancelled before its first step.
         del self._connections[connection]
         self._surplus -= refusal is not None
         self._metrics.connections.dec()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
-from racerd.errors import RacerError, ResourceError
+from racerd.errors import RacerError, ResourceError, Retry
 from racerd.runtime.deadline import Deadline, deadline_exceeded
 from racerd.serve.descriptors import Received, ReceivedDescriptor, receive
 from racerd.serve.operations import Exchange, Operations
@@ -74,7 +74,7 @@ class ClientConnection:
         self._settings = settings
         self._metrics = metrics
         self._refusal = refusal
-        self._draining: ResourceError | None = None
+        self._draining = False
         self._wire: ServerConnection[ReceivedDescriptor] = ServerConnection()
         self._task: asyncio.Task[object] | None = None
         self._work: Work | None = None
@@ -90,9 +90,9 @@ class ClientConnection:
         """Whether a request is being carried out or answered."""
         return self._wire.state in (State.BUSY, State.BODY)
 
-    def drain(self, refusal: ResourceError, on_quiet: Callable[[], None]) -> None:
+    def drain(self, on_quiet: Callable[[], None]) -> None:
         """From now on new requests are refused; `on_quiet` is called when none is under way."""
-        self._draining = refusal
+        self._draining = True
         self._on_quiet = on_quiet
         if self.busy:
             self._wire.close_after_response = True
@@ -105,7 +105,9 @@ class ClientConnection:
         self._task = asyncio.current_task()
         loop.add_reader(self._sock.fileno(), self._on_readable)
         try:
-            while await self._answer(await self._next_work()):
+            going_on = True
+            while going_on:
+                going_on = await self._answer(await self._next_work())
                 if self._on_quiet is not None:
                     self._on_quiet()
             await self._linger()
@@ -261,8 +263,8 @@ class ClientConnection:
         deadline = Deadline.after(deadline_seconds(request.head))
         message = parse_message(request.head, self.cache)
         label.operation = message.operation
-        if self._draining is not None and not isinstance(message, GetInfo):
-            raise self._draining
+        if self._draining and not isinstance(message, GetInfo):
+            raise _draining()
         exchange = Exchange(self, self.peer, deadline, request.descriptors)
         limit = asyncio.timeout(deadline.remaining_seconds())
         try:
@@ -294,7 +296,7 @@ class ClientConnection:
         """Sends `response` whole, and ends the exchange in the moment its last byte is out."""
         if self._wire.state is not State.BUSY:
             raise _PeerGone
-        if response.close or self._draining is not None:
+        if response.close or self._draining:
             self._wire.close_after_response = True
         if isinstance(response.body, Body):
             async with aclosing(response.body.rest):
@@ -375,6 +377,16 @@ class _Label:
     """What metrics call an exchange, as soon as that is known."""
 
     operation: str = "unknown"
+
+
+def _draining() -> ResourceError:
+    return ResourceError(
+        "draining",
+        "racerd is shutting down on this node",
+        hint="try again in a moment, or read from the origin",
+        retry=Retry.SAME,
+        retry_after_seconds=1.0,
+    )
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

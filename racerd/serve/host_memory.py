@@ -25,6 +25,7 @@ import stat
 from types import TracebackType
 
 from racerd.errors import RequestError, ResourceError, Retry
+from racerd.runtime.populate import populate
 from racerd.units import round_up
 
 _PAGE_BYTES = mmap.PAGESIZE
@@ -215,6 +216,9 @@ def _map(fd: int, offset: int, length: int) -> mmap.mmap:
     # It will hold plaintext: keep it out of core dumps and of child processes.
     mapping.madvise(mmap.MADV_DONTDUMP)
     mapping.madvise(mmap.MADV_DONTFORK)
+    # The pages are there; this puts them into our page table at once. Where the kernel cannot, the
+    # first write to each does it.
+    populate(mapping, 0, length)
     return mapping
 
 

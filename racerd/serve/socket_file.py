@@ -66,7 +66,7 @@ class SocketFile:
         try:
             self._make_folders()
             with self._lock():
-                self._refuse_if_live()
+                self._refuse_if_taken()
                 return self._bind()
         except OSError as error:
             raise ConfigError(
@@ -74,14 +74,19 @@ class SocketFile:
             ) from error
 
     def withdraw(self, listening: socket.socket, identity: tuple[int, int]) -> None:
-        """Closes the socket and removes its file, unless another daemon's is there by now."""
+        """Closes the socket and removes its file, unless another daemon's is there by now.
+
+        While another daemon starts here, the file is left to it: it takes a dead one over.
+        """
         listening.close()
-        with contextlib.suppress(FileNotFoundError), self._lock():
+        with contextlib.suppress(FileNotFoundError, _Locked), self._lock():
             if file_identity(self.path) == identity:
                 self.path.unlink()
 
     def _make_folders(self) -> None:
-        self.run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not self.run_dir.exists():
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            os.chmod(self.run_dir, 0o755)  # Whatever the umask is.
         for folder in (self.folder.parent, self.folder):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
@@ -106,14 +111,17 @@ class SocketFile:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise ConfigError(
+                raise _Locked(
                     [f"another racerd is starting or stopping on {self.path}: run one at a time"]
                 ) from error
             yield
         finally:
             os.close(fd)
 
-    def _refuse_if_live(self) -> None:
+    def _refuse_if_taken(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(self.path.lstat().st_mode):
+                raise ConfigError([f"{self.path} is not a socket: remove it"])
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             try:
@@ -146,6 +154,10 @@ class SocketFile:
             unpublished.unlink(missing_ok=True)
             raise
         return listening
+
+
+class _Locked(ConfigError):
+    """Another process publishes or withdraws the same socket now."""
 
 
 def file_identity(path: Path) -> tuple[int, int]:
