@@ -1,11 +1,13 @@
 """Admission: the byte budgets of reads, and what a read is told that gets no share of one.
 
-Layer: read; loop thread only. Three budgets, each a hard limit, each shared fairly between
+Layer: read; loop thread only. Four budgets, each a hard limit, each shared fairly between
 connections (see `racerd.runtime.budget`):
 
     plaintext   pages from origins, from before they are asked for until they are copied and sealed
     streams     chunks that plain streams hold for a consumer
-    opening     work handed to the `open` threads
+    reading     pages queued for a disk or being read: enough to keep it busy, so that the queue,
+                which knows no connections, stays short
+    opening     work handed to the `open` threads, for the same reason
 
 `plaintext` and `streams` share the operator's one limit in fixed parts, and nobody waits for one
 of the first while holding what the other waits for: two streams cannot block each other for ever.
@@ -41,6 +43,9 @@ class Admission:
         self.streams = FairBudget(
             "streams", streams, key_limit=share, waiters_max=settings.waiters_max
         )
+        self.reading = FairBudget(
+            "reading", settings.reading_bytes, key_limit=share, waiters_max=settings.waiters_max
+        )
         self.opening = FairBudget(
             "opening", settings.opening_bytes, key_limit=share, waiters_max=settings.waiters_max
         )
@@ -50,7 +55,7 @@ class Admission:
 
     @property
     def budgets(self) -> tuple[FairBudget, ...]:
-        return (self.plaintext, self.streams, self.opening)
+        return (self.plaintext, self.streams, self.reading, self.opening)
 
     async def take(
         self, budget: FairBudget, amount: int, *, connection: Hashable, deadline: Deadline

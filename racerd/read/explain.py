@@ -30,14 +30,14 @@ class ServeRecord:
 
     def __init__(self, pages_max: int) -> None:
         self._pages_max = pages_max
-        self._last: OrderedDict[PageId, tuple[str, float]] = OrderedDict()
+        self._last: OrderedDict[tuple[bytes, int], tuple[str, float]] = OrderedDict()
 
     def note(self, page: PageId, rung: str) -> None:
-        self._last[page] = (rung, time.monotonic())
-        self._last.move_to_end(page)
+        self._last[page.key] = (rung, time.monotonic())
+        self._last.move_to_end(page.key)
         if len(self._last) > self._pages_max:
             self._last.popitem(last=False)
 
     def last(self, page: PageId) -> tuple[str, float] | None:
-        found = self._last.get(page)
+        found = self._last.get(page.key)
         return None if found is None else (found[0], max(0.0, time.monotonic() - found[1]))

@@ -17,14 +17,15 @@ a page in chunks, front to back, is one read: only bytes that were read before c
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
 
 from racerd.crypto.sealing import PageOpener
 from racerd.ids import ObjectId, PageId
 from racerd.pages import PageGeometry, Seal, SealedPage
 from racerd.runtime.arena import FrameArena
-from racerd.runtime.deadline import Deadline
+
+PageKey = tuple[bytes, int]
 
 _HITS_MAX = 3
 _SMALL_SHARE = 10  # The small queue is due to give once it holds one slot of so many.
@@ -124,10 +125,11 @@ class PageLease:
 class _Waiter:
     """Somebody in the queue for slots; `place` as in `FrameSlots`."""
 
-    __slots__ = ("place", "slots")
+    __slots__ = ("place", "since", "slots")
 
     def __init__(self, place: tuple[int, int, int], slots: asyncio.Future[FrameSlots]) -> None:
         self.place = place
+        self.since = time.monotonic()
         self.slots = slots
 
 
@@ -138,17 +140,20 @@ class MemoryTier:
         self._arena = arena
         self.geometry = geometry
         self._waiters_max = waiters_max
-        self._small: OrderedDict[PageId, MemoryPage] = OrderedDict()
-        self._main: OrderedDict[PageId, MemoryPage] = OrderedDict()
-        self._ghosts: OrderedDict[PageId, None] = OrderedDict()
+        # Keyed by digest, which is cheap; identity is compared in full on the way out (F30).
+        self._index: dict[PageKey, MemoryPage] = {}
+        self._small: OrderedDict[PageKey, MemoryPage] = OrderedDict()
+        self._main: OrderedDict[PageKey, MemoryPage] = OrderedDict()
+        self._ghosts: OrderedDict[PageKey, None] = OrderedDict()
         self._objects: dict[ObjectId, dict[PageId, MemoryPage]] = {}
         self._small_slots = 0
         self._main_slots = 0
         self._waiters: deque[_Waiter] = deque()
+        self._progress_at = time.monotonic()
         self.leases = 0
 
     def __len__(self) -> int:
-        return len(self._small) + len(self._main)
+        return len(self._index)
 
     @property
     def used_bytes(self) -> int:
@@ -159,22 +164,26 @@ class MemoryTier:
         return self._arena.slot_count * self._arena.slot_bytes
 
     def close(self) -> None:
-        for page in self._pages():
+        for page in list(self._index.values()):
             self._remove(page)
 
     # --- looking up -------------------------------------------------------------------------
 
     def contains(self, page: PageId) -> bool:
-        return page in self._main or page in self._small
+        return self._find(page) is not None
 
     def lease(self, page: PageId) -> PageLease | None:
         """A lease on `page`, or None: a miss."""
-        found = self._main.get(page) or self._small.get(page)
+        found = self._find(page)
         return None if found is None else PageLease(self, found, "memory")
+
+    def _find(self, page: PageId) -> MemoryPage | None:
+        found = self._index.get(page.key)
+        return found if found is not None and found.id == page else None
 
     def was_evicted(self, page: PageId) -> bool:
         """Whether the page was here a while ago, as far as is remembered."""
-        return page in self._ghosts
+        return page.key in self._ghosts
 
     # --- putting in -------------------------------------------------------------------------
 
@@ -186,11 +195,12 @@ class MemoryTier:
         return FrameSlots(self._arena, slots, (first, stop, page_length), self.geometry)
 
     async def reserve(
-        self, first: int, stop: int, page_length: int, *, deadline: Deadline
+        self, first: int, stop: int, page_length: int, *, patience_seconds: float
     ) -> FrameSlots | None:
-        """As `try_reserve`, but waits in turn until `deadline`; None if that was not enough.
+        """As `try_reserve`, but waits in turn.
 
-        None at once for more than the arena has, or where too many wait already.
+        None where nobody in the queue got slots for `patience_seconds`; at once for more than the
+        arena has, or where too many wait already.
 
         Cancelling leaves the queue.
         """
@@ -203,11 +213,14 @@ class MemoryTier:
         waiter = _Waiter((first, stop, page_length), asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
-            await asyncio.wait([waiter.slots], timeout=deadline.remaining_seconds())
-            if waiter.slots.done():
-                return waiter.slots.result()
-            self._withdraw(waiter)
-            return None
+            while not waiter.slots.done():
+                patience_ends = max(self._progress_at, waiter.since) + patience_seconds
+                left = patience_ends - time.monotonic()
+                if left <= 0:
+                    self._withdraw(waiter)
+                    return None
+                await asyncio.wait([waiter.slots], timeout=left)
+            return waiter.slots.result()
         except asyncio.CancelledError:
             if waiter.slots.done():
                 self.return_slots(waiter.slots.result())
@@ -225,6 +238,7 @@ class MemoryTier:
             slots = self.try_reserve(*self._waiters[0].place)
             if slots is None:
                 return
+            self._progress_at = time.monotonic()
             self._waiters.popleft().slots.set_result(slots)
 
     def return_slots(self, slots: FrameSlots) -> None:
@@ -234,17 +248,18 @@ class MemoryTier:
 
     def insert(self, page: PageId, seal: Seal, slots: FrameSlots, *, rung: str) -> PageLease:
         """Keeps a whole page; takes over `slots`. An older copy of it leaves the index."""
-        older = self._main.get(page) or self._small.get(page)
+        older = self._index.get(page.key)
         if older is not None:
             self._remove(older)
         kept = MemoryPage(page, seal, slots)
         kept.kept = True
-        if page in self._ghosts:
-            del self._ghosts[page]
-            self._main[page] = kept
+        self._index[page.key] = kept
+        if page.key in self._ghosts:
+            del self._ghosts[page.key]
+            self._main[page.key] = kept
             self._main_slots += slots.count
         else:
-            self._small[page] = kept
+            self._small[page.key] = kept
             self._small_slots += slots.count
         self._objects.setdefault(page.version.object_id, {})[page] = kept
         return PageLease(self, kept, rung)
@@ -263,11 +278,12 @@ class MemoryTier:
 
     def _remove(self, page: MemoryPage) -> None:
         page.kept = False
-        if self._small.get(page.id) is page:
-            del self._small[page.id]
+        del self._index[page.id.key]
+        if self._small.get(page.id.key) is page:
+            del self._small[page.id.key]
             self._small_slots -= page.slots.count
         else:
-            del self._main[page.id]
+            del self._main[page.id.key]
             self._main_slots -= page.slots.count
         siblings = self._objects[page.id.version.object_id]
         del siblings[page.id]
@@ -276,17 +292,13 @@ class MemoryTier:
         if page.leases == 0:
             page.slots.give_back()
 
-    def evict(self, matches: Callable[[ObjectId], bool]) -> list[PageId]:
-        """Drops every page of the objects that match and returns their names."""
-        found = [pages for object_id, pages in self._objects.items() if matches(object_id)]
-        dropped = [page for pages in found for page in pages.values()]
-        for page in dropped:
-            self._remove(page)
-        self.wake()
-        return [page.id for page in dropped]
+    def objects(self) -> list[ObjectId]:
+        """The objects that have pages here."""
+        return list(self._objects)
 
-    def _pages(self) -> Iterable[MemoryPage]:
-        return [*self._small.values(), *self._main.values()]
+    def pages_of(self, object_id: ObjectId) -> list[MemoryPage]:
+        """Every page of every version of an object that is here."""
+        return list(self._objects.get(object_id, {}).values())
 
     def _released(self, page: MemoryPage) -> None:
         page.leases -= 1
@@ -305,32 +317,32 @@ class MemoryTier:
 
     def _evict_from_small(self) -> bool:
         for _ in range(len(self._small)):
-            page_id, page = next(iter(self._small.items()))
+            key, page = next(iter(self._small.items()))
             if page.leases:
-                self._small.move_to_end(page_id)
+                self._small.move_to_end(key)
             elif page.hits:
                 page.hits = 0
-                self._main[page_id] = self._small.pop(page_id)
+                self._main[key] = self._small.pop(key)
                 self._small_slots -= page.slots.count
                 self._main_slots += page.slots.count
             else:
                 self._remove(page)
-                self._remember(page_id)
+                self._remember(key)
                 return True
         return False
 
     def _evict_from_main(self) -> bool:
         for _ in range(len(self._main) * (_HITS_MAX + 1)):
-            page_id, page = next(iter(self._main.items()))
+            key, page = next(iter(self._main.items()))
             if page.leases or page.hits:
                 page.hits = page.hits if page.leases else page.hits - 1
-                self._main.move_to_end(page_id)
+                self._main.move_to_end(key)
             else:
                 self._remove(page)
                 return True
         return False
 
-    def _remember(self, page: PageId) -> None:
-        self._ghosts[page] = None
+    def _remember(self, key: PageKey) -> None:
+        self._ghosts[key] = None
         while len(self._ghosts) > max(_GHOSTS_MIN, len(self)):
             self._ghosts.popitem(last=False)

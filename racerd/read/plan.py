@@ -100,7 +100,7 @@ def plan_frames(
     """
     first, stop = frame_span(part, frame_bytes)
     cuts = []
-    for frame in sorted({first, stop - 1}):
+    for frame in () if part.whole else sorted({first, stop - 1}):
         frame_start = frame * frame_bytes
         frame_stop = min(frame_start + frame_bytes, part.page_length)
         begin, end = max(part.start, frame_start), min(part.stop, frame_stop)

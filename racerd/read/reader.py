@@ -33,7 +33,7 @@ from racerd.read.services import ReadServices
 from racerd.read.strays import Strays
 from racerd.read.stream import PageStream
 from racerd.read.versions import Resolution, Versions
-from racerd.read.window import for_each_in_window
+from racerd.read.window import for_each_in_window, in_slices
 from racerd.runtime.deadline import Deadline, deadline_exceeded
 
 __all__ = [
@@ -243,18 +243,30 @@ class CacheReader:
                 return False
             return object_id.key.startswith(key) if prefix else object_id.key == key
 
-        self._versions.forget(matches)
+        names = [*self._versions.objects(), *services.memory.objects()]
+        if not prefix:
+            names = [ObjectId(self.name, bucket, key)]
         services.flights.evicted(matches)
+        dropped = await self._forget([name async for name in in_slices(names) if matches(name)])
         await services.write_back.settled(matches)
-        only_here = [
-            page for page in services.memory.evict(matches) if not services.store.contains(page)
-        ]
+        only_here = [page async for page in in_slices(dropped) if not services.store.contains(page)]
         pages, size = await services.threads.disk.run(
             partial(self._evict_stored, bucket, key, prefix)
         )
         length_of = self.geometry.page_length
         size += sum(length_of(page.version.size, page.index) for page in only_here)
         return pages + len(only_here), size
+
+    async def _forget(self, names: list[ObjectId]) -> list[PageId]:
+        """Drops what memory has of the objects, and their versions; returns the pages."""
+        memory = self._services.memory
+        dropped = []
+        for name in dict.fromkeys(names):
+            self._versions.forget(name)
+            async for page in in_slices(memory.pages_of(name)):
+                memory.drop(page)
+                dropped.append(page.id)
+        return dropped
 
     def _evict_stored(self, bucket: str, key: bytes, prefix: bool) -> tuple[int, int]:
         """Runs on a `disk` thread."""

@@ -33,9 +33,10 @@ _LOG = logging.getLogger(__name__)
 class DiskRung:
     """Pages from the slab store, read into arena slots and kept in memory.
 
-    A read that takes longer than `disk_seconds` is left behind and the next rung is asked (F18).
-    While any such read has not returned, one page at a time may try the disks: a disk that hangs
-    delays a page now and then, not every page.
+    A read that takes longer than `disk_seconds` is left behind and the next rung is asked (F18);
+    one that is queued waits as long as others come back. While any read that was left behind has
+    not returned, one page at a time may try the disks: a disk that hangs delays a page now and
+    then, not every page.
     """
 
     name = "disk"
@@ -45,6 +46,7 @@ class DiskRung:
         store: Store,
         threads: WorkerThreads,
         memory: MemoryTier,
+        admission: Admission,
         strays: Strays,
         settings: ReadSettings,
         metrics: Metrics,
@@ -52,10 +54,12 @@ class DiskRung:
         self._store = store
         self._threads = threads
         self._memory = memory
+        self._admission = admission
         self._strays = strays
         self._settings = settings
         self._seconds = metrics.stage_seconds.labels("disk")
         self._overdue = 0
+        self._progress_at = time.monotonic()
         self._probing = False
 
     async def acquire(self, flight: Flight) -> PageLease | Miss:
@@ -73,27 +77,46 @@ class DiskRung:
             self._probing = False
 
     async def _read(self, flight: Flight) -> PageLease | Miss:
-        slots = await self._reserve(flight)
-        if slots is None:
-            return Miss("no_frames", "the memory tier had no room to read it into")
-        page = flight.page
-        job = self._threads.submit(partial(_read_frames, self._store, page, slots), urgent=True)
-        try:
-            await asyncio.wait([job.future], timeout=self._settings.disk_seconds)
-        except asyncio.CancelledError:
-            self._strays.leave(job, partial(self._memory.return_slots, slots))
-            raise
-        if not job.future.done():
-            return self._left_behind(job, slots)
-        self._seconds.observe(time.perf_counter() - job.submitted_at)
-        return self._caught(flight, job, slots)
-
-    async def _reserve(self, flight: Flight) -> FrameSlots | None:
         page, geometry = flight.page, self._memory.geometry
         page_length = geometry.page_length(page.version.size, page.index)
         first, stop = flight.key.span or (0, geometry.frame_count(page_length))
-        patience = Deadline.after(self._settings.frames_seconds)
-        return await self._memory.reserve(first, stop, page_length, deadline=patience)
+        with await self._admission.take(
+            self._admission.reading,
+            (stop - first) * geometry.frame_bytes,
+            connection=flight.connection,
+            deadline=Deadline.after(self._settings.fetch_seconds),
+        ):
+            slots = await self._memory.reserve(
+                first, stop, page_length, patience_seconds=self._settings.frames_seconds
+            )
+            if slots is None:
+                return Miss("no_frames", "the memory tier had no room to read it into")
+            return await self._read_into(flight, slots)
+
+    async def _read_into(self, flight: Flight, slots: FrameSlots) -> PageLease | Miss:
+        call = partial(_read_frames, self._store, flight.page, slots)
+        job = self._threads.submit(call, urgent=True)
+        try:
+            while not job.future.done():
+                left = self._patience_ends(job) - time.monotonic()
+                if left <= 0:
+                    return self._left_behind(job, slots)
+                await asyncio.wait([job.future], timeout=left)
+        except asyncio.CancelledError:
+            self._strays.leave(job, partial(self._memory.return_slots, slots))
+            raise
+        self._progress_at = time.monotonic()
+        self._seconds.observe(time.perf_counter() - job.submitted_at)
+        return self._caught(flight, job, slots)
+
+    def _patience_ends(self, job: Job[Seal | None]) -> float:
+        """When to stop waiting for `job`, on the monotonic clock, as far as is known now."""
+        if job.started_at is not None:
+            # The job's clock is the performance counter, which has an origin of its own.
+            since = time.monotonic() - (time.perf_counter() - job.started_at)
+        else:
+            since = max(self._progress_at, time.monotonic() - job.queued_seconds)
+        return since + self._settings.disk_seconds
 
     def _caught(self, flight: Flight, job: Job[Seal | None], slots: FrameSlots) -> PageLease | Miss:
         error = job.future.exception()
@@ -114,7 +137,7 @@ class DiskRung:
         self._overdue += 1
         self._strays.leave(job, partial(self._returned, slots))
         if was_queued:
-            return Miss("busy", f"no disk thread came free in {self._settings.disk_seconds:g} s")
+            return Miss("busy", f"no disk read came back in {self._settings.disk_seconds:g} s")
         return Miss("slow", f"the disk did not answer in {self._settings.disk_seconds:g} s")
 
     def _returned(self, slots: FrameSlots) -> None:

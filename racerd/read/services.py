@@ -68,7 +68,9 @@ class ReadServices:
             self.memory, self.write_back, self.flights, threads.open, keyring, settings, metrics
         )
         self.delivery = Delivery(threads.open, self.admission, keyring, geometry, settings, metrics)
-        self.disk = DiskRung(store, threads.disk, self.memory, self.strays, settings, metrics)
+        self.disk = DiskRung(
+            store, threads.disk, self.memory, self.admission, self.strays, settings, metrics
+        )
         self.partial = PartialReads(geometry, settings.promote_share)
         self.record = ServeRecord(settings.record_pages)
         metrics.budget_limit.labels("memory").set(self.memory.limit_bytes)

@@ -18,6 +18,7 @@ class ReadSettings:
 
     # Budgets of the node.
     plaintext_bytes: int = 512 * MIB  # Plaintext from origins, and what streams hold (a quarter).
+    reading_bytes: int = 256 * MIB  # Pages queued for a disk or being read.
     opening_bytes: int = 128 * MIB  # Work handed to the `open` threads and not finished.
     dirty_bytes: int = 256 * MIB  # Sealed pages waiting for a disk.
 
@@ -28,8 +29,8 @@ class ReadSettings:
 
     # Patience.
     admission_seconds: float = 10.0  # A connection served nothing for so long is told to go.
-    frames_seconds: float = 2.0  # For arena slots, when every page is in use.
-    disk_seconds: float = 2.0  # For one page from a disk, before the next rung is asked.
+    frames_seconds: float = 2.0  # For arena slots, while every page stays in use.
+    disk_seconds: float = 2.0  # For one disk read, before the next rung is asked.
     fetch_seconds: float = 600.0  # For one page from an origin, whoever waits for it.
     head_seconds: float = 30.0  # For the version of an object.
     write_seconds: float = 1.0  # For room in the write queue, while the disk makes progress.
@@ -64,6 +65,7 @@ class ReadSettings:
                     "the plaintext budget less the part of streams",
                     self.plaintext_bytes - self.streams_bytes,
                 ),
+                ("the reading budget", self.reading_bytes),
                 ("the opening budget", self.opening_bytes),
             )
             if value < geometry.page_bytes

@@ -75,6 +75,7 @@ class PageStream:
     ) -> None:
         self._services = services
         self._settings = services.settings
+        self._chunk_bytes = min(self._settings.stream_chunk_bytes, services.geometry.page_bytes)
         self._pages = pages
         self._version = version
         self._context = context
@@ -92,8 +93,8 @@ class PageStream:
         returns when nothing of the stream runs or is charged any more.
         """
         parts = list(plan_pages(self._version.size, start, stop, self._services.geometry))
-        steps = deque(_steps(iter(parts), self._settings.stream_chunk_bytes))
-        chunk_bytes = min(self._settings.stream_chunk_bytes, stop - start)
+        steps = deque(_steps(iter(parts), self._chunk_bytes))
+        chunk_bytes = min(self._chunk_bytes, stop - start)
         try:
             while steps or self._ahead:
                 await self._look_ahead(steps, parts, chunk_bytes)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +25,7 @@ from racerd.runtime.threads import Job, WorkerThreads, settled
 from racerd.store import Store
 
 _ABSENT = ("not_found", "forbidden")
+_VERSIONS_OF_OBJECT_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class _Answer:
 
     outcome: ObjectVersion | RequestError
     expires_at: float
+    at: float
 
 
 class _Question:
@@ -55,7 +56,7 @@ class _Question:
 
 
 class Versions:
-    """The versions of one cache's objects. Bounded by `versions_max`, oldest first out."""
+    """The versions of one cache's objects. Remembers `versions_max` objects, oldest first out."""
 
     def __init__(
         self, origin: Origin, threads: WorkerThreads, store: Store, settings: ReadSettings
@@ -65,7 +66,7 @@ class Versions:
         self._store = store
         self._settings = settings
         self._answers: OrderedDict[ObjectId, _Answer] = OrderedDict()
-        self._known: OrderedDict[tuple[ObjectId, str], ObjectVersion] = OrderedDict()
+        self._known: OrderedDict[ObjectId, OrderedDict[str, ObjectVersion]] = OrderedDict()
         self._questions: dict[ObjectId, _Question] = {}
 
     async def resolve(
@@ -81,14 +82,22 @@ class Versions:
             known = self._find(object_id, if_match)
             if known is not None:
                 return Resolution(known, self._seconds_left(known))
-            return self._pinned(await self._ask(object_id, deadline), if_match)
-        answer = self._answers.get(object_id)
-        if answer is not None and answer.expires_at > time.monotonic():
-            if isinstance(answer.outcome, RequestError):
-                raise twin(answer.outcome) from answer.outcome
-            return Resolution(answer.outcome, self._seconds_left(answer.outcome))
-        version = await self._ask(object_id, deadline)
+            # Who pins a version that is not known may know a newer one than the last answer.
+            seconds = min(self._settings.absence_seconds, self._settings.version_seconds)
+            return self._pinned(await self._current(object_id, seconds, deadline), if_match)
+        version = await self._current(object_id, self._settings.version_seconds, deadline)
         return Resolution(version, self._seconds_left(version))
+
+    async def _current(
+        self, object_id: ObjectId, age_seconds_max: float, deadline: Deadline
+    ) -> ObjectVersion:
+        """The last answer if it holds and is young enough, else the origin's."""
+        answer, now = self._answers.get(object_id), time.monotonic()
+        if answer is None or answer.expires_at <= now or answer.at + age_seconds_max <= now:
+            return await self._ask(object_id, deadline)
+        if isinstance(answer.outcome, RequestError):
+            raise twin(answer.outcome) from answer.outcome
+        return answer.outcome
 
     def invalidate(self, version: ObjectVersion) -> None:
         """The origin says that `version` is not current any more: the next reader asks again."""
@@ -103,12 +112,14 @@ class Versions:
             return None
         return answer.outcome.etag if answer.expires_at > time.monotonic() else None
 
-    def forget(self, matches: Callable[[ObjectId], bool]) -> None:
-        """Drops what is remembered of the objects that match."""
-        for object_id in [name for name in self._answers if matches(name)]:
-            del self._answers[object_id]
-        for key in [key for key in self._known if matches(key[0])]:
-            del self._known[key]
+    def objects(self) -> list[ObjectId]:
+        """The objects of which anything is remembered."""
+        return [*self._answers, *(name for name in self._known if name not in self._answers)]
+
+    def forget(self, object_id: ObjectId) -> None:
+        """Drops what is remembered of an object: the next reader asks the origin."""
+        self._answers.pop(object_id, None)
+        self._known.pop(object_id, None)
 
     async def close(self) -> None:
         """Waits for the HEADs that run."""
@@ -119,10 +130,10 @@ class Versions:
     # --- what is known ----------------------------------------------------------------------
 
     def _find(self, object_id: ObjectId, etag: str) -> ObjectVersion | None:
-        known = self._known.get((object_id, etag))
-        if known is not None:
-            self._known.move_to_end((object_id, etag))
-            return known
+        versions = self._known.get(object_id)
+        if versions is not None and etag in versions:
+            self._known.move_to_end(object_id)
+            return versions[etag]
         stored = self._store.find_version(object_id, etag)
         if stored is not None:
             self._remember(stored)
@@ -147,9 +158,12 @@ class Versions:
         raise error
 
     def _remember(self, version: ObjectVersion) -> None:
-        key = (version.object_id, version.etag)
-        self._known[key] = version
-        self._known.move_to_end(key)
+        versions = self._known.setdefault(version.object_id, OrderedDict())
+        versions[version.etag] = version
+        versions.move_to_end(version.etag)
+        self._known.move_to_end(version.object_id)
+        if len(versions) > _VERSIONS_OF_OBJECT_MAX:
+            versions.popitem(last=False)
         if len(self._known) > self._settings.versions_max:
             self._known.popitem(last=False)
 
@@ -199,7 +213,8 @@ class Versions:
     def _note(
         self, object_id: ObjectId, outcome: ObjectVersion | RequestError, seconds: float
     ) -> None:
-        self._answers[object_id] = _Answer(outcome, time.monotonic() + seconds)
+        now = time.monotonic()
+        self._answers[object_id] = _Answer(outcome, now + seconds, now)
         self._answers.move_to_end(object_id)
         if len(self._answers) > self._settings.versions_max:
             self._answers.popitem(last=False)

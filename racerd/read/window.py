@@ -1,4 +1,4 @@
-"""A window: so many items in progress at a time, the first failure ends all.
+"""Walking many items without holding the loop, and a window of so many in progress at a time.
 
 Layer: read; loop thread only.
 """
@@ -6,10 +6,12 @@ Layer: read; loop thread only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_SLICE = 512
 
 
 async def for_each_in_window(
@@ -37,3 +39,11 @@ async def for_each_in_window(
     else:
         return
     raise first
+
+
+async def in_slices(items: Sequence[T]) -> AsyncIterator[T]:
+    """Yields `items`, and lets the loop do other work now and then."""
+    for number, item in enumerate(items):
+        if number % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
+        yield item

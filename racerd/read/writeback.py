@@ -51,13 +51,16 @@ class WriteBack:
         dropped. Waits for room up to `write_seconds`, `patient` callers as long as the disks
         make progress. Cancelling drops the write.
         """
-        if not self._store.disks:
-            return None
         page = lease.page
+        if not self._store.disks or not page.kept:
+            return None
         amount = page.seal.length
         seconds = self._settings.fetch_seconds if patient else self._settings.write_seconds
         if amount > self.limit or not await self._room(amount, Deadline.after(seconds)):
             self._metrics.fallbacks.labels("write", "queue_full").inc()
+            return None
+        if not page.kept:  # Evicted while it waited.
+            self._free(amount)
             return None
         return self._start(lease.share(), page, amount)
 

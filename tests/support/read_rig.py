@@ -96,6 +96,7 @@ class ReadRig:
         assert {budget.name: budget.used for budget in services.admission.budgets} == {
             "plaintext": 0,
             "streams": 0,
+            "reading": 0,
             "opening": 0,
         }
         assert services.write_back.used == 0
@@ -143,7 +144,10 @@ class ReadRig:
 
     def forget_memory(self) -> None:
         """Empties the memory tier."""
-        self.services.memory.evict(lambda _: True)
+        memory = self.services.memory
+        for name in memory.objects():
+            for page in memory.pages_of(name):
+                memory.drop(page)
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -153,6 +157,7 @@ def small_settings(**changes: object) -> ReadSettings:
     """Settings that fit `GEOMETRY`."""
     values: dict[str, object] = {
         "plaintext_bytes": 16 * PAGE,
+        "reading_bytes": 16 * PAGE,
         "opening_bytes": 16 * PAGE,
         "dirty_bytes": 8 * PAGE,
         "run_bytes": 4 * FRAME,
