@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import racer
-
 from racerd.units import GIB, format_bytes, parse_bytes
 from tools.daemon_process import DaemonProcess
 from tools.sample_model import make_model

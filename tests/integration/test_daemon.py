@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import racer
 
+import racer
 from tests.support.counting_origin import CountingOrigin
 from tools.daemon_process import DaemonProcess
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import racer
-from tests.servers.nginx import nginx
-
 from racerd.pages import FRAME_BYTES_DEFAULT, PAGE_BYTES_DEFAULT
 from racerd.units import GIB, MIB, format_bytes
+from tests.servers.nginx import nginx
 from tools.bench.baseline import BareDecrypt, bare_obstore, bare_preadv
 from tools.bench.report import Figure, paired, ratio
 from tools.daemon_process import DaemonProcess
@@ -189,6 +188,8 @@ socket, url, size, rate, seconds = sys.argv[1], sys.argv[2], *map(float, sys.arg
 random.seed(socket + sys.argv[0] + str(time.time_ns()))
 with racer.Client(socket=socket) as client:
     client.read(url, 0, 4096)
+    print("ready", flush=True)
+    sys.stdin.readline()  # All start together, when starting them has cost what it costs.
     took, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
         at = random.randrange(int(size) - 4096)
@@ -207,8 +208,19 @@ def _hot_readers(daemon: DaemonProcess, size: int, rate: float) -> list[float]:
         *(sys.executable, "-c", _HOT_READER, str(daemon.socket("local")), _URL),
         *(str(size), str(rate), str(HOT_SECONDS)),
     ]
-    readers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(HOT_CLIENTS)]
+    readers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(HOT_CLIENTS)
+    ]
+    for reader in readers:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+    daemon.get("/metrics")  # A scrape starts a new maximum of the loop's lag.
     took: list[float] = []
+    for reader in readers:
+        assert reader.stdin is not None
+        reader.stdin.write("go\n")
+        reader.stdin.flush()
     for reader in readers:
         output, _ = reader.communicate()
         if reader.returncode:
@@ -227,7 +239,6 @@ def hot(options: Options) -> list[Figure]:
     ):
         landing.read(_URL, 0, options.size)
         _wait_kept(daemon)
-        daemon.get("/metrics")  # A scrape starts a new maximum of the loop's lag.
         paced = _hot_readers(daemon, options.size, HOT_READS_PER_SECOND)
         lag = daemon.metric("racer_loop_lag_max_seconds")
         flat_out = _hot_readers(daemon, options.size, 0.0)
