@@ -11,12 +11,13 @@ others, but of every few turns one goes to the rest: neither kind starves.
 
 A queued piece that is cancelled never runs. A running one cannot be interrupted: whoever cancels
 waits for it, because its buffers are in use until it returns (R7). A job that is over holds on to
-no buffer: its calls are dropped, and so are the locals in the traceback of its error.
+no buffer: its calls are dropped, and the traceback of its error is kept as text.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -28,6 +29,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 
 # Of so many turns of one worker, one goes to a job that is not urgent (if there is one).
 _TURNS_PER_BULK_TURN = 4
@@ -81,10 +84,11 @@ class Job(Generic[T]):
         it is done, no worker touches the job's buffers.
         """
         with self._pool.lock:
-            over = self._running == 0 and (self._untaken > 0 or self.future.done())
+            # Else the worker that ends last hands the job over, or has done so already.
+            over = self._running == 0 and self._untaken > 0
             self.cancelled = True
             self._untaken = 0
-        if over and not self.future.done():
+        if over:
             self._drop_calls()
             self.future.cancel()
             self._pool._one_is_over()
@@ -113,7 +117,7 @@ class Job(Generic[T]):
             result = piece()
         except BaseException as error:  # noqa: BLE001  handed to the awaiting task
             failure = error
-            _forget_locals(error)
+            _without_frames(error)
         with self._pool.lock:
             self._running -= 1
             if failure is not None:
@@ -130,7 +134,7 @@ class Job(Generic[T]):
                 result = self._then()
             except BaseException as error:  # noqa: BLE001  handed to the awaiting task
                 self.error = error
-                _forget_locals(error)
+                _without_frames(error)
         self.result = result
         self._drop_calls()
 
@@ -141,6 +145,10 @@ class Job(Generic[T]):
             return
         if self.cancelled:
             self.future.cancel()
+        elif isinstance(self.error, StopIteration):  # A future refuses to carry it.
+            error = RuntimeError("a call on a worker thread raised StopIteration")
+            error.__cause__ = self.error
+            self.future.set_exception(error)
         elif self.error is not None:
             self.future.set_exception(self.error)
         else:
@@ -185,8 +193,15 @@ class WorkerThreads:
             threading.Thread(target=self._start, args=(i,), name=f"{self.name}-{i}", daemon=True)
             for i in range(self.count)
         ]
-        for thread in self._threads:
-            thread.start()
+        started = 0
+        try:
+            for thread in self._threads:
+                thread.start()
+                started += 1
+        except BaseException:
+            del self._threads[started:]
+            await self._end()
+            raise
         return self
 
     async def __aexit__(
@@ -195,6 +210,14 @@ class WorkerThreads:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        ending = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await settled(ending)  # No thread may go on after this, whoever is in a hurry.
+            raise
+
+    async def _end(self) -> None:
         loop = self.loop
         await self.drained()
         self._loop = None
@@ -273,7 +296,11 @@ class WorkerThreads:
     def _start(self, number: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
         if self.spread and 1 < self.count <= len(cores):
-            os.sched_setaffinity(threading.get_native_id(), cores[number :: self.count])
+            try:
+                os.sched_setaffinity(threading.get_native_id(), cores[number :: self.count])
+            except OSError as error:
+                # A thread that is not where it should be is slower; one that died would be missed.
+                _LOG.warning("%s-%d may run on any core: %s", self.name, number, error)
         self._work()
 
     def _work(self) -> None:
@@ -288,6 +315,7 @@ class WorkerThreads:
         if piece is None:
             return  # All taken by others, or cancelled.
         over = job._run_piece(piece)
+        del piece  # Whoever waits for the job may then close what the piece refers to.
         if over:
             self._finish(job)
         elif more:
@@ -338,10 +366,11 @@ async def settled(future: asyncio.Future[Any]) -> None:
         future.exception()  # Marks it as seen.
 
 
-def _forget_locals(error: BaseException) -> None:
-    """Clears the locals in the tracebacks of `error` and of what led to it.
+def _without_frames(error: BaseException) -> None:
+    """Turns the tracebacks of `error`, and of what led to it, into text that travels as a note.
 
-    They hold views of callers' buffers, and a mapping with a view left cannot be closed.
+    Frames hold locals, and closures the functions of frames: views of callers' buffers, and a
+    mapping with a view left cannot be closed.
     """
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
@@ -350,5 +379,9 @@ def _forget_locals(error: BaseException) -> None:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        tracebacks.clear_frames(current.__traceback__)
+        frames = tracebacks.extract_tb(current.__traceback__)
+        current.__traceback__ = None
+        if frames:
+            name = threading.current_thread().name
+            current.add_note(f"raised on thread {name}:\n" + "".join(frames.format()))
         rest += [current.__cause__, current.__context__]
