@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import racer
 from racer.errors import ConnectionLost
 from racer.loading import TensorStream
 from racer.models import SourceFile
 from racer.safetensors import SafetensorsError
-
 from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from racer.loading.plan import Chunk, LoadPlan, chunk_grid, plan_load
 from racer.models import SourceFile
 from racer.safetensors import TensorInfo

@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 import pytest
+
 from racer.loading import TensorStream
 from racer.safetensors import SafetensorsError
 from racer.safetensors.dtypes import BITS, UNREADABLE
-
 from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
 

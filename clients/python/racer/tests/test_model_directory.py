@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
+
 from racer.errors import VersionChanged
 from racer.models import ModelDirectory, SourceFile, open_source
 from racer.models.local import LocalSource
 from racer.safetensors import SafetensorsError
-
 from tests.support.safetensors_bytes import model_file
 
 F32 = ("F32", (2,))

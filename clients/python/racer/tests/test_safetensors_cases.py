@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from racer.safetensors import SafetensorsError, parse_file, parse_header
 
 CASES = Path(__file__).parent / "golden" / "safetensors"

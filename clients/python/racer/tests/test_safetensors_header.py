@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from racer.safetensors import (
     HEADER_BYTES_MAX,
     SafetensorsError,
@@ -19,7 +20,6 @@ from racer.safetensors import (
     parse_header,
 )
 from racer.safetensors.dtypes import BITS
-
 from tests.support.safetensors_bytes import model_file, raw_file
 
 FOUR = b"\0\1\2\3"

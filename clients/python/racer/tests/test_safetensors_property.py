@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from racer.safetensors import SafetensorsError, parse_header
 from racer.safetensors.strict_json import StrictJsonError, loads_untrusted
-
 from tests.support.safetensors_bytes import BITS, byte_count, model_file, raw_file
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Stat,
     )
     from racer.safetensors import SafetensorsError
+    from racer.tensor_file import TensorFile, safe_open
 
 __version__ = "0.1.0"
 
@@ -75,8 +76,10 @@ _LAZY = {
     "Stat": "racer.messages",
     "LoadReport": "racer.loading",
     "SafetensorsError": "racer.safetensors",
+    "TensorFile": "racer.tensor_file",
     "TensorStream": "racer.loading",
     "load": "racer.loading",
+    "safe_open": "racer.tensor_file",
 }
 
 __all__ = [
@@ -117,10 +120,12 @@ __all__ = [
     "SafetensorsError",
     "Stat",
     "TargetRefused",
+    "TensorFile",
     "TensorStream",
     "VersionChanged",
     "__version__",
     "load",
+    "safe_open",
 ]
 
 

@@ -23,11 +23,14 @@ from racer.errors import (
     ProtocolError,
 )
 from racer.landing import Landing
+from racer.models.names import DEFAULT_INDEX
 from racer.models.source import SourceFile
 from racer.retry import Retries
 from racer.urls import RacerUrl
 
 _CONNECTIONS_MAX = 64
+# What is looked for where the origin cannot list: what an index names is found by its name anyway.
+_WELL_KNOWN = (DEFAULT_INDEX, "model.safetensors", "consolidated.safetensors")
 
 
 class RacerSource:
@@ -63,6 +66,18 @@ class RacerSource:
         return RacerUrl(self._base.cache, self._base.bucket, key)
 
     def names(self) -> Sequence[str]:
+        try:
+            names = self._listed()
+        except NotFound:
+            names = []  # Plain web servers cannot list.
+        names = names or [name for name in _WELL_KNOWN if self.find(name) is not None]
+        if not names:
+            raise NotFound(
+                f"nothing lies under {self.location}/", hint="check the URL with `racer ls`"
+            )
+        return names
+
+    def _listed(self) -> list[str]:
         folder = self._base.key + b"/" if self._base.key else b""
         listed = self.client.list(
             RacerUrl(self._base.cache, self._base.bucket, folder), recursive=False
@@ -70,10 +85,6 @@ class RacerSource:
         keys = [RacerUrl.parse(entry.url).key for entry in listed if not entry.is_prefix]
         # A name that is not UTF-8 is nothing that a model refers to, but messages may show it.
         names = [key[len(folder) :].decode("utf-8", "backslashreplace") for key in keys]
-        if not names:
-            raise NotFound(
-                f"nothing lies under {self.location}/", hint="check the URL with `racer ls`"
-            )
         return [name for name in names if name]
 
     def find(self, name: str) -> SourceFile | None:

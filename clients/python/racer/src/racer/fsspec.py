@@ -1,0 +1,181 @@
+"""`racer://` for everything that speaks fsspec: pandas, datasets, transformers, pyarrow.
+
+    pandas.read_parquet("racer://local/bucket/table.parquet")
+
+Layer: on `client`; the one door to fsspec, which has to be installed. Read-only. Names are those of
+racer URLs without the scheme, so that what `ls` gives can be opened; an open file is one version of
+its object. Registered by entry point: importing this is not needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from racer.client import TIMEOUT_SECONDS, Client
+from racer.errors import Forbidden, NotFound
+from racer.messages import Entry
+from racer.urls import SCHEME, RacerUrl
+
+_READ_ONLY = "racer:// is read-only: write to the origin"
+
+
+class RacerFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """Files are objects, directories are prefixes; caches and buckets are at the top.
+
+    `socket`, `run_dir` and `timeout` are those of `Client`.
+    """
+
+    protocol = "racer"
+    root_marker = ""
+
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.client = Client(socket=socket, run_dir=run_dir, timeout=timeout)
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        return os.fspath(path).removeprefix(SCHEME).rstrip("/")
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """One level. Raises FileNotFoundError where there is nothing."""
+        path = self._strip_protocol(path)
+        entries = list(self._children(path))
+        if not entries:
+            entries = [self.info(path)]
+        return entries if detail else [entry["name"] for entry in entries]
+
+    def _children(self, path: str) -> Iterator[dict[str, Any]]:
+        if not path:
+            for cache in self.client.caches():
+                yield _directory(cache)
+            return
+        folder = RacerUrl.parse(f"{SCHEME}{path}/" if "/" in path else SCHEME + path)
+        with _translated(path):
+            try:
+                for entry in self.client.list(folder, recursive=False):
+                    if entry.url != str(folder):  # The marker object of a folder made by hand.
+                        yield _detail(entry)
+            except NotFound:
+                return  # A web server cannot list: files are found by name only.
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Size, type and ETag. Raises FileNotFoundError."""
+        path = self._strip_protocol(path)
+        if not path:
+            return _directory("")
+        url = RacerUrl.parse(SCHEME + path)
+        if not url.key:
+            return self._known_directory(path)
+        with _translated(path):
+            try:
+                stat = self.client.stat(url)
+            except NotFound:
+                return self._known_directory(path)
+        return {"name": path, "size": stat.size, "type": "file", "ETag": stat.etag}
+
+    def _known_directory(self, path: str) -> dict[str, Any]:
+        if next(self._children(path), None) is None:
+            raise FileNotFoundError(f"nothing lies at {SCHEME}{path}")
+        return _directory(path)
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        """The object or a part of it; negative positions count from its end."""
+        path = self._strip_protocol(path)
+        with _translated(path):
+            if start is None and end is None:
+                return self.client.read(SCHEME + path)
+            stat = self.client.stat(SCHEME + path)
+            first, last, _step = slice(start, end).indices(stat.size)
+            if first >= last:
+                return b""
+            return self.client.read(SCHEME + path, first, last - first, etag=stat.etag)
+
+    def _open(
+        self, path: str, mode: str = "rb", block_size: int | str | None = "default", **options: Any
+    ) -> RacerFile:
+        options.pop("autocommit", None)
+        options.pop("compression", None)
+        if mode != "rb":
+            raise PermissionError(_READ_ONLY)
+        info = self.info(path)
+        if info["type"] != "file":
+            raise IsADirectoryError(f"{SCHEME}{path} is a prefix, not an object")
+        return RacerFile(
+            self, info["name"], mode, block_size, size=info["size"], etag=info["ETag"], **options
+        )
+
+    def rm_file(self, path: str) -> None:
+        raise PermissionError(_READ_ONLY)
+
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        raise PermissionError(_READ_ONLY)
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        raise PermissionError(_READ_ONLY)
+
+    def created(self, path: str) -> None:
+        raise NotImplementedError("origins do not tell when an object was created")
+
+    def modified(self, path: str) -> None:
+        raise NotImplementedError("compare the ETag of `info` instead")
+
+    def checksum(self, path: str) -> str:
+        """The ETag: it changes when the content does."""
+        return str(self.info(path).get("ETag", ""))
+
+    ukey = checksum
+
+
+class RacerFile(AbstractBufferedFile):  # type: ignore[misc]
+    """One version of an object: a read of another one raises VersionChanged."""
+
+    def __init__(self, fs: RacerFileSystem, path: str, *arguments: Any, etag: str, **options: Any):
+        super().__init__(fs, path, *arguments, **options)
+        self.etag = etag
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        end = min(end, self.size)
+        if start >= end:
+            return b""
+        with _translated(self.path):
+            data: bytes = self.fs.client.read(
+                SCHEME + self.path, start, end - start, etag=self.etag
+            )
+        return data
+
+
+def _directory(name: str) -> dict[str, Any]:
+    return {"name": name, "size": 0, "type": "directory"}
+
+
+def _detail(entry: Entry) -> dict[str, Any]:
+    name = entry.url.removeprefix(SCHEME).rstrip("/")
+    if entry.is_prefix:
+        return _directory(name)
+    return {"name": name, "size": entry.size, "type": "file", "ETag": entry.etag}
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """fsspec's callers branch on OSErrors; all other errors stay what they are."""
+    try:
+        yield
+    except NotFound as error:
+        raise FileNotFoundError(f"{SCHEME}{path}: {error}") from error
+    except Forbidden as error:
+        raise PermissionError(f"{SCHEME}{path}: {error}") from error
