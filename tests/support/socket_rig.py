@@ -1,7 +1,7 @@
 """A client socket with its reader, and raw clients to poke it with.
 
 `async with SocketRig(folder) as rig:` serves `rig.origin` (a `ScriptedOrigin`) through real read
-parts at `rig.path`. Clients are blocking sockets driven from threads, as other processes would be;
+parts at `rig.path`, or `rig.memory` where it is given a `MemoryReader`. Clients are blocking sockets driven from threads, as other processes would be;
 `RawClient` sends exactly the bytes and descriptors it is told to.
 """
 
@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from racerd.runtime.threads import WorkerThreads
 from racerd.serve.client_socket import ClientSocket
 from racerd.serve.peer import AccessPolicy
 from racerd.serve.settings import ClientSocketSettings
+from tests.support.memory_reader import MemoryReader
 from tests.support.read_rig import ReadRig
-from tests.support.scripted_origin import ScriptedOrigin
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 30.0
@@ -111,31 +112,41 @@ def head(line: str, *fields: str) -> str:
 
 
 class SocketRig:
-    """See the module. `served` adds objects by key before clients come."""
+    """See the module. Leaving it checks that no target, connection or mapped byte is left."""
 
     def __init__(
         self,
         folder: Path,
+        memory: MemoryReader | None = None,
         *,
         policy: AccessPolicy | None = None,
-        origin: ScriptedOrigin | None = None,
         **settings: Any,
     ) -> None:
-        self.folder = folder
         self.settings = ClientSocketSettings(folder / "run", **settings)
         self.policy = policy
-        self.reads = ReadRig(folder, origin=origin)
+        self.reads = ReadRig(folder)
         self.origin = self.reads.origin
+        self.metrics = self.reads.metrics
+        self._memory = memory
         self._stack = AsyncExitStack()
 
+    @property
+    def memory(self) -> MemoryReader:
+        assert self._memory is not None
+        return self._memory
+
     async def __aenter__(self) -> SocketRig:
-        reads = await self._stack.enter_async_context(self.reads)
-        self.socket = await self._stack.enter_async_context(
+        enter = self._stack.enter_async_context
+        if self._memory is None:
+            await enter(self.reads)
+        threads = await enter(WorkerThreads("targets", 1))
+        self._stack.callback(self._check_nothing_is_left)
+        self.socket = await enter(
             ClientSocket(
-                reads.reader,
+                self._memory or self.reads.reader,
                 self.settings,
-                metrics=reads.metrics,
-                threads=reads.threads.open,
+                metrics=self.metrics,
+                threads=threads,
                 policy=self.policy,
             )
         )
@@ -143,7 +154,15 @@ class SocketRig:
 
     async def __aexit__(self, *exception: object) -> None:
         self.origin.release()
+        if self._memory is not None:
+            self._memory.release()
         await self._stack.aclose()
+
+    def _check_nothing_is_left(self) -> None:
+        assert self.socket.connection_count == 0
+        assert self.metric("racer_connections", cache="cache") == 0
+        assert self.metric("racer_targets", kind="host") == 0
+        assert self.metric("racer_target_mapped_bytes", kind="host") == 0
 
     @property
     def path(self) -> Path:
@@ -159,7 +178,7 @@ class SocketRig:
         return await asyncio.to_thread(run)
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.reads.metric(name, **labels)
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -1,0 +1,208 @@
+"""A small honest reader in memory: for tests of what is above it, with gates and faults.
+
+It passes the same contract as the real one (`tests/contract/test_reader_contract.py`). One rung
+(`memory`) over one origin (a dict). Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from itertools import groupby
+from typing import TypeVar
+
+from racerd.errors import RacerError, RequestError, Retry
+from racerd.ids import ObjectId, ObjectVersion, PageId
+from racerd.origin.protocol import ListedObject
+from racerd.pages import PageGeometry
+from racerd.read.plan import plan_pages
+from racerd.read.reader import Listing, PageExplanation, ReadReport, RequestContext, Resolution
+from racerd.runtime.deadline import Deadline
+from racerd.units import KIB
+
+T = TypeVar("T")
+
+
+class MemoryReader:
+    """`put` gives it objects. `hold` makes page reads wait; `on_page` may raise or change things.
+
+    While `cling` is held, a cancelled read takes until `let_go` to end, as one does whose buffers
+    are still in use on a thread.
+    """
+
+    name = "cache"
+    origin_description = "memory://"
+    geometry = PageGeometry(64 * KIB, 4 * KIB)
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, bytes], tuple[bytes, str]] = {}
+        self.pages: dict[PageId, bytes] = {}
+        self.last: dict[PageId, str] = {}
+        self.on_page: Callable[[PageId], None] | None = None
+        self.reading = 0
+        self.arrived = asyncio.Event()  # A read waits at the gate.
+        self.cancelled = asyncio.Event()  # A read was cancelled, and may still cling.
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._let_go = asyncio.Event()
+        self._let_go.set()
+
+    def put(self, key: bytes, content: bytes, *, etag: str = '"v1"', bucket: str = "b") -> None:
+        self.objects[bucket, key] = (content, etag)
+
+    def hold(self, *, cling: bool = False) -> None:
+        self._gate.clear()
+        if cling:
+            self._let_go.clear()
+
+    def release(self) -> None:
+        self._gate.set()
+        self._let_go.set()
+
+    # --- the protocol -----------------------------------------------------------------------
+
+    async def resolve(
+        self, object_id: ObjectId, *, if_match: str | None, deadline: Deadline
+    ) -> Resolution:
+        content, etag = self._object(object_id)
+        if if_match not in (None, etag):
+            raise _changed(object_id, etag)
+        return Resolution(ObjectVersion(object_id, etag, len(content)), 60.0)
+
+    async def once_more_if_changed(
+        self,
+        object_id: ObjectId,
+        *,
+        if_match: str | None,
+        deadline: Deadline,
+        attempt: Callable[[Resolution], Awaitable[T]],
+    ) -> T:
+        resolution = await self.resolve(object_id, if_match=if_match, deadline=deadline)
+        try:
+            return await attempt(resolution)
+        except RacerError as error:
+            if error.code != "version_changed" or if_match is not None:
+                raise
+        return await attempt(await self.resolve(object_id, if_match=None, deadline=deadline))
+
+    async def read_into(
+        self,
+        version: ObjectVersion,
+        start: int,
+        stop: int,
+        destination: memoryview,
+        context: RequestContext,
+    ) -> ReadReport:
+        if len(destination) != stop - start:
+            raise ValueError("the destination does not fit the range")
+        report = ReadReport()
+        for part in plan_pages(version.size, start, stop, self.geometry):
+            page, rung = await self._page(PageId(version, part.index), context)
+            piece = page[part.start : part.stop]
+            destination[part.offset : part.offset + len(piece)] = piece
+            report.add(rung, len(piece))
+        return report
+
+    async def stream(
+        self, version: ObjectVersion, start: int, stop: int, context: RequestContext
+    ) -> AsyncGenerator[memoryview, None]:
+        for part in plan_pages(version.size, start, stop, self.geometry):
+            page, _ = await self._page(PageId(version, part.index), context)
+            yield memoryview(page)[part.start : part.stop]
+
+    async def prefetch(
+        self, version: ObjectVersion, start: int, stop: int, context: RequestContext
+    ) -> ReadReport:
+        report = ReadReport()
+        for part in plan_pages(version.size, start, stop, self.geometry):
+            _, rung = await self._page(PageId(version, part.index), context)
+            report.add(rung, part.length)
+        return report
+
+    async def evict(self, bucket: str, key: bytes, *, prefix: bool) -> tuple[int, int]:
+        def matches(page: PageId) -> bool:
+            found = page.version.object_id
+            same = found.key.startswith(key) if prefix else found.key == key
+            return found.bucket == bucket and same
+
+        gone = [self.pages.pop(page) for page in list(self.pages) if matches(page)]
+        return len(gone), sum(map(len, gone))
+
+    async def explain(self, version: ObjectVersion, start: int, stop: int) -> list[PageExplanation]:
+        def explained(page: PageId) -> PageExplanation:
+            last = (self.last[page], 0.5) if page in self.last else None
+            if page in self.pages:
+                return PageExplanation(page.index, "memory", {}, last)
+            return PageExplanation(page.index, "origin", {"memory": "not read yet"}, last)
+
+        parts = plan_pages(version.size, start, stop, self.geometry)
+        return [explained(PageId(version, part.index)) for part in parts]
+
+    async def list_objects(
+        self,
+        bucket: str,
+        prefix: bytes,
+        *,
+        delimiter: bytes | None,
+        after: bytes | None,
+        limit: int,
+        deadline: Deadline,
+    ) -> Listing:
+        def entry(key: bytes) -> bytes:
+            head, found, _ = key[len(prefix) :].partition(delimiter or b"\0")
+            return prefix + head + found if delimiter and found else key
+
+        keys = sorted(k for b, k in self.objects if b == bucket and k.startswith(prefix))
+        entries = [name for name, _ in groupby(keys, entry) if after is None or name > after]
+        shown, more = entries[:limit], len(entries) > limit
+        objects = [self.objects[bucket, key] for key in shown if key in keys]
+        names = [key for key in shown if key in keys]
+        return Listing(
+            [
+                ListedObject(key, len(content), etag)
+                for key, (content, etag) in zip(names, objects, strict=True)
+            ],
+            [key for key in shown if key not in keys],
+            shown[-1] if more else None,
+        )
+
+    async def list_buckets(self, *, deadline: Deadline) -> list[str] | None:
+        return sorted({bucket for bucket, _ in self.objects})
+
+    # --- inside -----------------------------------------------------------------------------
+
+    async def _page(self, page: PageId, context: RequestContext) -> tuple[bytes, str]:
+        context.deadline.check("reading")
+        self.reading += 1
+        try:
+            self.arrived.set()
+            await self._gate.wait()
+            if self.on_page is not None:
+                self.on_page(page)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            await self._let_go.wait()
+            raise
+        finally:
+            self.reading -= 1
+        rung = "memory" if page in self.pages else "origin"
+        self.last[page] = rung
+        if rung == "origin":
+            content, etag = self._object(page.version.object_id)
+            if etag != page.version.etag:
+                raise _changed(page.version.object_id, etag)
+            start = page.index * self.geometry.page_bytes
+            self.pages[page] = content[start : start + self.geometry.page_bytes]
+        return self.pages[page], rung
+
+    def _object(self, object_id: ObjectId) -> tuple[bytes, str]:
+        found = self.objects.get((object_id.bucket, object_id.key))
+        if found is None:
+            raise RequestError("not_found", f"{object_id.text} does not exist", hint="look again")
+        return found
+
+
+def _changed(object_id: ObjectId, etag: str) -> RequestError:
+    error = RequestError("version_changed", f"{object_id.text} changed", retry=Retry.SAME)
+    error.current_etag = etag
+    return error
