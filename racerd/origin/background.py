@@ -13,9 +13,9 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from racerd.origin.call import Call
 from racerd.origin.failures import cancelled
-from racerd.origin.protocol import CancelToken
-from racerd.runtime.deadline import Deadline, deadline_exceeded
+from racerd.runtime.deadline import deadline_exceeded
 
 T = TypeVar("T")
 
@@ -29,35 +29,28 @@ class BackgroundLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def run(
-        self,
-        call: Callable[[], Awaitable[T]],
-        *,
-        doing: str,
-        deadline: Deadline,
-        cancel: CancelToken | None = None,
-    ) -> T:
-        """Runs `call` on the loop, awaits what it returns, and returns the result.
+    def run(self, request: Callable[[], Awaitable[T]], call: Call) -> T:
+        """Runs `request` on the loop, awaits what it returns, and returns the result.
 
-        Raises what it raises; `deadline_exceeded`, or `origin_cancelled` when `cancel` is used
-        meanwhile: it was cancelled by then.
+        Raises what it raises, and `deadline_exceeded` or `origin_cancelled` as `call` says: the
+        request is cancelled then and its connection dropped.
         """
-        cancel = cancel or CancelToken()
-        future = asyncio.run_coroutine_threadsafe(_awaited(call), self._started())
+        call.check()
+        future = asyncio.run_coroutine_threadsafe(_awaited(request), self._started())
 
         def give_up() -> None:
             future.cancel()
 
-        with cancel.on_cancel(give_up):
+        with call.cancel.on_cancel(give_up):
             try:
-                return future.result(deadline.remaining_seconds())
+                return future.result(call.deadline.remaining_seconds())
             except concurrent.futures.CancelledError:
-                raise cancelled(doing) from None
+                raise cancelled(call.doing) from None
             except TimeoutError:
                 if future.done() and not future.cancelled():
-                    raise  # The call's own.
+                    raise  # The request's own.
                 future.cancel()
-                raise deadline_exceeded(doing) from None
+                raise deadline_exceeded(call.doing) from None
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -82,8 +75,8 @@ class BackgroundLoop:
         loop.close()
 
 
-async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
-    return await call()
+async def _awaited(request: Callable[[], Awaitable[T]]) -> T:
+    return await request()
 
 
 async def _cancel_all() -> None:

@@ -1,11 +1,12 @@
-"""Opens files beneath a directory and nowhere else.
+"""Opens files beneath a directory and never outside of it, symlinks included.
 
-Layer: origin; blocking, thread-safe. `openat2(2)` with RESOLVE_BENEATH makes the kernel refuse
-every way out of the root: `..`, absolute symlinks, symlinks that point outside, magic links.
-Symlinks that stay inside work, because model caches are built of them.
+Layer: origin. `openat2(RESOLVE_BENEATH)` lets the kernel do it in one call (Linux 5.6, openat2(2)).
+Where the kernel or a seccomp filter refuses that call, `Walk` resolves part by part with
+O_NOFOLLOW and descriptors, reads links itself, and gives the same answers at the price of a few
+calls per part; the first refusal is reported once through `on_refused`.
 
-Where the kernel has no openat2, or a sandbox forbids it, the path is walked one component at a time
-with O_NOFOLLOW: as safe, but every symlink is refused. `Root.walks` says which of the two it is.
+Any thread. Paths are relative, bytes, non-empty parts without "." and ".."; the caller owns the
+descriptors returned.
 """
 
 from __future__ import annotations
@@ -14,18 +15,16 @@ import ctypes
 import errno
 import os
 import stat
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
-_SYS_OPENAT2 = 437  # The same on every architecture that has it.
+_SYS_OPENAT2 = 437  # The same number on every architecture.
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_BENEATH = 0x08
-_ATTEMPTS_ON_EAGAIN = 16
-
-# What names nothing, as opposed to what cannot be read now.
-ABSENT = frozenset(
-    {errno.ENOENT, errno.ENOTDIR, errno.EXDEV, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR}
-)
+_LINKS_MAX = 40  # As the kernel's MAXSYMLINKS.
+_RACES_MAX = 16
+# EPERM is what seccomp filters that do not know the call answer; a file never gives it for a read.
+_REFUSALS = (errno.ENOSYS, errno.EPERM)
 
 
 class _OpenHow(ctypes.Structure):
@@ -36,84 +35,94 @@ class _OpenHow(ctypes.Structure):
     )
 
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.syscall.restype = ctypes.c_long
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
 
 
-def _openat2(folder: int, path: bytes, flags: int) -> int:
-    how = _OpenHow(flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
-    for _ in range(_ATTEMPTS_ON_EAGAIN):
-        found = _LIBC.syscall(
+def openat2_beneath(root: int, path: bytes, flags: int) -> int:
+    """Opens `path` beneath the directory `root`. Raises OSError; EXDEV where it would leave it."""
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    for _ in range(_RACES_MAX):
+        descriptor: int = _libc.syscall(
             ctypes.c_long(_SYS_OPENAT2),
-            ctypes.c_int(folder),
+            ctypes.c_int(root),
             ctypes.c_char_p(path),
             ctypes.byref(how),
             ctypes.c_size_t(ctypes.sizeof(how)),
         )
-        if found >= 0:
-            return int(found)
+        if descriptor >= 0:
+            return descriptor
         number = ctypes.get_errno()
-        # A rename in the tree during the walk: the kernel asks to try again.
-        if number != errno.EAGAIN:
-            raise OSError(number, os.strerror(number), os.fsdecode(path))
-    raise OSError(errno.EAGAIN, "the directory tree changes all the time", os.fsdecode(path))
+        if number not in (errno.EAGAIN, errno.EINTR):  # EAGAIN: a rename raced with a "..".
+            break
+    raise OSError(number, os.strerror(number))
 
 
-class Root:
-    """A directory that paths are resolved beneath. A context manager."""
+def walk_beneath(root: int, path: bytes, flags: int) -> int:
+    """`openat2_beneath` in user space. ".." of a link goes back along the way that was taken, so
+    that a directory moved meanwhile cannot lead outside."""
+    with ExitStack() as opened:
+        trail = [root]
+        todo = path.split(b"/")[::-1]
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part in (b"", b"."):
+                continue
+            if part == b"..":
+                if len(trail) == 1:
+                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                trail.pop()
+                continue
+            here = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=trail[-1])
+            opened.callback(os.close, here)
+            if stat.S_ISLNK(os.fstat(here).st_mode):
+                links += 1
+                todo += _link_parts(here, links)
+            else:
+                trail.append(here)
+        return _reopen(trail[-1], flags)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.walks = False
-        self._fd = -1
 
-    def __enter__(self) -> Root:
-        self._fd = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def _link_parts(link: int, links: int) -> Sequence[bytes]:
+    """The parts of a link's target, last first."""
+    if links > _LINKS_MAX:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    target = os.readlink(b"", dir_fd=link)
+    if target.startswith(b"/"):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    return target.split(b"/")[::-1]
+
+
+def _reopen(descriptor: int, flags: int) -> int:
+    """Opens what an O_PATH descriptor stands for, with real access."""
+    return os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
+
+
+class Beneath:
+    """Opens beneath one root, by the kernel's way or the other. Thread-safe."""
+
+    def __init__(self, root: bytes, on_refused: Callable[[OSError], None]) -> None:
+        self._root = root
+        self._on_refused = on_refused
+        self._refused = False
+
+    def open(self, path: bytes, flags: int) -> int:
+        """Opens `path` (b"." for the root itself). The root is looked up anew each time, so that
+        a mount which comes later, or again, is seen."""
+        root = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.close(_openat2(self._fd, b".", os.O_PATH | os.O_CLOEXEC))
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
-                self.close()
-                raise
-            self.walks = True
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def open(self, parts: list[bytes], flags: int = os.O_RDONLY) -> int:
-        """Opens the file or directory that `parts` name; no part is empty, `.` or `..`.
-
-        Raises OSError; `ABSENT` has the numbers that mean that there is no such thing in here.
-        """
-        flags |= os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # A FIFO must not block the thread.
-        if not self.walks:
-            return _openat2(self._fd, b"/".join(parts) or b".", flags)
-        return self._walk(parts, flags)
-
-    def _walk(self, parts: list[bytes], flags: int) -> int:
-        folder = os.dup(self._fd)
-        try:
-            for part in parts[:-1]:
-                below = os.open(
-                    part, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder
-                )
-                os.close(folder)
-                folder = below
-            return os.open(parts[-1] if parts else b".", flags | os.O_NOFOLLOW, dir_fd=folder)
+            if not self._refused:
+                try:
+                    return openat2_beneath(root, path, flags)
+                except OSError as error:
+                    if error.errno not in _REFUSALS:
+                        raise
+                    self._refuse(error)
+            return walk_beneath(root, path, flags)
         finally:
-            os.close(folder)
+            os.close(root)
 
-
-def is_regular(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode)
+    def _refuse(self, error: OSError) -> None:
+        self._refused = True
+        self._on_refused(error)

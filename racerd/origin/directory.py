@@ -1,33 +1,32 @@
 """A local directory as an origin: a bucket is a sub-directory, a key is a path below it.
 
-Layer: origin; blocking, on the origin threads. This one provider does not go through obstore: its
-LocalStore follows symlinks out of the root, cannot name files that are not UTF-8, and hands out
-bytes that were copied once more. Nothing outside the root can be reached (`beneath`).
+Layer: origin. Deviation: obstore's LocalStore is not used. It follows symlinks out of its root,
+cannot name files whose names are not UTF-8, drops doubled and trailing slashes, and looks a path
+up twice (check, then use). Here the kernel keeps every look-up beneath the root (`beneath`), so
+that symlinks inside it work, as Hugging Face caches need, and those that lead out do not exist.
 
-A file has no ETag, so a weak one is made of size, nanosecond mtime and inode. It is compared on the
-open descriptor before and after each read: a file that is replaced or written to in between is
-`version_changed`, never a mixture. A key with an empty, `.` or `..` part names no file, because
-another key already does: it is not_found.
+A version is (size, mtime in nanoseconds, inode): weak, because a writer can restore all three, and
+because two writes within one tick of the kernel's clock may share an mtime. It is compared before
+and after each fetch on the descriptor that is read. Replace files by rename, not in place.
+
+A directory has no name for keys with empty parts ("a//b", a leading or trailing slash) or with
+"." and ".." parts: such objects do not exist.
 """
 
 from __future__ import annotations
 
 import errno
-import heapq
-import logging
-import mmap
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
-from racerd.config.origin_options import OriginOptions
 from racerd.errors import RacerError, RequestError
 from racerd.ids import ObjectId, ObjectVersion
-from racerd.origin.beneath import ABSENT, Root, is_regular
+from racerd.origin.beneath import Beneath
+from racerd.origin.buffers import fresh_buffer
 from racerd.origin.etags import file_etag
 from racerd.origin.failures import (
-    bucket_forbidden,
     cancelled,
     forbidden,
     not_found,
@@ -35,90 +34,50 @@ from racerd.origin.failures import (
     unavailable,
     version_changed,
 )
+from racerd.origin.names import is_text
 from racerd.origin.protocol import CancelToken, ListedObject, ListedPrefix
 from racerd.runtime.deadline import Deadline
 from racerd.units import MIB
 
-_LOG = logging.getLogger(__name__)
-_STEP_BYTES = 4 * MIB
+_READ_BYTES = 4 * MIB
+# NONBLOCK: opening a pipe must not wait for its writer. It means nothing for regular files.
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EXDEV, errno.EISDIR,
+           errno.ENXIO)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A directory entry that can be listed. `name` has a trailing slash for directories."""
+
+    name: bytes
+    size: int
+    etag: str
+    identity: tuple[int, int]
+
+    @property
+    def is_directory(self) -> bool:
+        return self.name.endswith(b"/")
 
 
 class DirectoryOrigin:
-    """The files below `root`. Opened on first use of a call; `close` gives the descriptor back."""
+    """Implements `Origin` for file://. Holds no descriptor between calls."""
 
-    def __init__(self, root: Path, options: OriginOptions) -> None:
-        self._path = root
-        self._buckets = options.buckets
-        self._root: Root | None = None
+    def __init__(self, root: bytes, beneath: Beneath) -> None:
+        self._root = root
+        self._beneath = beneath
 
     @property
     def description(self) -> str:
-        return f"file://{self._path}"
-
-    def close(self) -> None:
-        root, self._root = self._root, None
-        if root is not None:
-            root.close()
-
-    # --- names ------------------------------------------------------------------------------
-
-    def _opened(self) -> Root:
-        if self._root is None:
-            try:
-                root = Root(self._path).__enter__()
-            except OSError as error:
-                raise unavailable(
-                    f"the directory cannot be opened: {error.strerror}",
-                    self.description,
-                    hint="check that it exists and that racerd may read it",
-                ) from error
-            if root.walks:
-                _LOG.warning(
-                    "%s: this kernel or sandbox has no openat2; symlinks are not followed",
-                    self.description,
-                )
-            if self._root is None:
-                self._root = root
-            else:
-                root.close()  # Another thread was first.
-        return self._root
-
-    def _check_bucket(self, bucket: str) -> None:
-        if self._buckets is not None and bucket not in self._buckets:
-            raise bucket_forbidden(bucket, self._buckets)
-
-    def _open(self, object_id: ObjectId) -> int:
-        """Opens the object's file. Raises not_found, forbidden or origin_unavailable."""
-        self._check_bucket(object_id.bucket)
-        parts = [object_id.bucket.encode(), *object_id.key.split(b"/")]
-        if any(part in (b"", b".", b"..") for part in parts):
-            raise not_nameable(
-                object_id, self.description, "a file's path has no empty, '.' or '..' part"
-            )
-        try:
-            return self._opened().open(parts)
-        except OSError as error:
-            raise self._translated(error, object_id) from error
-
-    def _translated(self, error: OSError, object_id: ObjectId) -> RacerError:
-        if error.errno in ABSENT:
-            return not_found(object_id, self.description)
-        if error.errno in (errno.EACCES, errno.EPERM):
-            return forbidden(object_id.text, self.description, error.strerror or "")
-        return unavailable(f"{object_id.text}: {error.strerror}", self.description)
-
-    # --- reads ------------------------------------------------------------------------------
+        return "file://" + _text(self._root)
 
     def head(self, object_id: ObjectId, *, deadline: Deadline) -> ObjectVersion:
-        deadline.check("looking at a file")
-        fd = self._open(object_id)
+        descriptor = self._open(object_id)
         try:
-            found = os.fstat(fd)
+            return _version(object_id, os.fstat(descriptor))
         finally:
-            os.close(fd)
-        if not is_regular(found):
-            raise not_found(object_id, self.description)
-        return _version(object_id, found)
+            os.close(descriptor)
 
     def fetch(
         self,
@@ -129,37 +88,71 @@ class DirectoryOrigin:
         deadline: Deadline,
         cancel: CancelToken,
     ) -> memoryview:
-        fd = self._open(version.object_id)
+        descriptor = self._open(version.object_id)
         try:
-            self._compare(fd, version)
-            # An anonymous mapping, not a bytearray: its pages come zeroed only as they are filled.
-            view = memoryview(mmap.mmap(-1, stop - start))
-            done = 0
-            while done < stop - start:
-                deadline.check("reading a file")
+            _check(version, descriptor)
+            os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+            buffer = fresh_buffer(stop - start)
+            filled = 0
+            while filled < len(buffer):
                 if cancel.cancelled:
-                    raise cancelled("reading a file")
-                try:
-                    count = os.preadv(fd, [view[done : done + _STEP_BYTES]], start + done)
-                except OSError as error:
-                    raise self._translated(error, version.object_id) from error
+                    raise cancelled("reading the file")
+                deadline.check("reading the file")
+                chunk = buffer[filled : filled + _READ_BYTES]
+                count = self._read(version.object_id, descriptor, chunk, start + filled)
                 if count == 0:
                     raise version_changed(version.object_id, version.etag, None)
-                done += count
-            self._compare(fd, version)
-            return view
+                filled += count
+            _check(version, descriptor)
+            return buffer
         finally:
-            os.close(fd)
+            os.close(descriptor)
 
-    def _compare(self, fd: int, version: ObjectVersion) -> None:
-        found = os.fstat(fd)
-        if not is_regular(found):
-            raise not_found(version.object_id, self.description)
-        now = _version(version.object_id, found)
-        if now != version:
-            raise version_changed(version.object_id, version.etag, now.etag)
+    def _read(self, object_id: ObjectId, descriptor: int, chunk: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(descriptor, [chunk], offset)
+        except OSError as error:
+            raise self._failure(error, object_id.text, object_id) from error
 
-    # --- listings ---------------------------------------------------------------------------
+    def _open(self, object_id: ObjectId) -> int:
+        """Opens a regular file; the caller closes it."""
+        path = self._path(object_id)
+        try:
+            descriptor = self._beneath.open(path, _FILE)
+        except OSError as error:
+            raise self._failure(error, object_id.text, object_id) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise not_found(object_id.text, self.description)
+        return descriptor
+
+    def _path(self, object_id: ObjectId) -> bytes:
+        path = object_id.bucket.encode() + b"/" + object_id.key
+        if not _is_name(path):
+            raise not_nameable(
+                object_id, self.description, "a directory has no empty, '.' or '..' names"
+            )
+        return path
+
+    def _failure(
+        self, error: OSError, subject: str, object_id: ObjectId | None = None
+    ) -> RacerError:
+        name = errno.errorcode.get(error.errno or 0, str(error.errno))
+        if not os.path.isdir(self._root):
+            return unavailable(
+                "the directory is not there",
+                self.description,
+                hint="create it, mount it, or correct the cache's URL",
+            )
+        if error.errno in _ABSENT and object_id is not None:
+            return not_found(object_id.text, self.description)
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return forbidden(subject, self.description, name)
+        return unavailable(
+            f"reading {subject} failed ({name}: {os.strerror(error.errno or 0)})",
+            self.description,
+            hint="check the disk or mount below the directory, and the daemon's descriptor limit",
+        )
 
     def list_objects(
         self,
@@ -170,132 +163,125 @@ class DirectoryOrigin:
         after: bytes | None,
         deadline: Deadline,
     ) -> Iterator[ListedObject | ListedPrefix]:
-        self._check_bucket(bucket)
-        if delimiter not in (None, b"/"):
-            raise RequestError("bad_request", "a directory is listed by the delimiter '/' or none")
-        return self._list(bucket, (prefix, after, delimiter is not None), deadline)
+        """A symlink to a directory is followed unless it leads back to one that is being listed."""
+        name = bucket.encode()
+        if bucket in (".", "..") or self.entries(name) is None:
+            raise RequestError(
+                "not_found",
+                f"bucket {bucket!r} does not exist at {self.description}",
+                hint="a bucket is a sub-directory of the cache's directory",
+            )
+        parent, slash, start = prefix.rpartition(b"/")
+        if slash and not _is_name(parent):
+            return iter(())
+        listing = _Listing(self, name, delimiter is not None, after or b"", deadline)
+        return listing.below(parent + slash, start, ())
 
-    def _list(
-        self, bucket: str, wanted: tuple[bytes, bytes | None, bool], deadline: Deadline
-    ) -> Iterator[ListedObject | ListedPrefix]:
-        """Starts at the deepest folder that the prefix names. Opens nothing before it is asked."""
-        folder = wanted[0].rpartition(b"/")[0]
-        parts = folder.split(b"/") if folder else []
-        if any(part in (b"", b".", b"..") for part in parts):
-            return
+    def entries(self, path: bytes) -> list[_Entry] | None:
+        """Returns the entries of a directory in byte order of `name`, None if there is none."""
         try:
-            fd = self._opened().open([bucket.encode(), *parts], os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = self._beneath.open(path, _DIRECTORY)
         except OSError as error:
-            if error.errno in ABSENT:
-                return
-            raise self._translated(error, ObjectId("x", bucket, folder or b"/")) from error
-        yield from self._walk(fd, folder + b"/" if folder else b"", wanted, deadline)
-
-    def _walk(
-        self,
-        fd: int,
-        base: bytes,
-        wanted: tuple[bytes, bytes | None, bool],
-        deadline: Deadline,
-    ) -> Iterator[ListedObject | ListedPrefix]:
-        """Yields what lies in the open directory `fd`, whose keys start with `base`; closes it."""
-        prefix, after, delimited = wanted
+            if error.errno in _ABSENT and os.path.isdir(self._root):
+                return None
+            raise self._failure(error, _text(path)) from error
         try:
-            # A directory sorts as its name with the slash: that is where its keys lie.
-            for key, name in self._sorted(fd, base):
-                deadline.check("listing a directory")
-                is_folder = key.endswith(b"/")
-                if not (key.startswith(prefix) or (is_folder and prefix.startswith(key))):
-                    continue
-                if after is not None and key <= after and not (is_folder and after.startswith(key)):
-                    continue
-                if not is_folder:
-                    yield from self._listed(fd, key, name)
-                elif delimited:
-                    if after is None or key > after:
-                        yield ListedPrefix(key)
-                else:
-                    below = self._open_below(fd, name, os.O_DIRECTORY)
-                    if below is not None:
-                        yield from self._walk(below, key, wanted, deadline)
+            names = [os.fsencode(name) for name in os.listdir(descriptor)]
+            entries = [self._entry(path, name, descriptor) for name in names]
         finally:
-            os.close(fd)
+            os.close(descriptor)
+        return sorted((e for e in entries if e is not None), key=lambda entry: entry.name)
 
-    def _sorted(self, fd: int, base: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """(key, name) of the entries of `fd` in byte order of the key."""
-        heap = []
-        for name_text in os.listdir(fd):
-            name = os.fsencode(name_text)
-            try:
-                # Follows symlinks; whether they stay inside is checked when they are opened.
-                mode = os.stat(name, dir_fd=fd).st_mode
-            except OSError:
-                continue  # Went away, or a dangling link: no object.
-            if stat.S_ISDIR(mode):
-                heap.append((base + name + b"/", name))
-            elif stat.S_ISREG(mode):
-                heap.append((base + name, name))
-        heapq.heapify(heap)
-        while heap:
-            yield heapq.heappop(heap)
-
-    def _open_below(self, fd: int, name: bytes, flags: int) -> int | None:
-        """Opens an entry of a directory that is being listed; None where it is not for us."""
+    def _entry(self, directory: bytes, name: bytes, descriptor: int) -> _Entry | None:
+        """The entry `name`; a link is what it leads to. None for what cannot be an object."""
         try:
-            link = os.readlink(name, dir_fd=fd)
-        except OSError:
-            link = None
-        try:
-            if link is None:
-                return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-        except OSError:
+            found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                target = self._beneath.open(directory + b"/" + name, os.O_PATH)
+                try:
+                    found = os.fstat(target)
+                finally:
+                    os.close(target)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None  # It vanished, dangles, or leads outside: there is no such object.
+            raise self._failure(error, _text(directory + b"/" + name)) from error
+        if stat.S_ISDIR(found.st_mode):
+            name += b"/"
+        elif not stat.S_ISREG(found.st_mode):
             return None
-        return None if flags & os.O_DIRECTORY else self._open_linked(fd, name)
-
-    def _open_linked(self, fd: int, name: bytes) -> int | None:
-        """Opens a file behind a symlink, resolved beneath the root."""
-        folder = os.readlink(f"/proc/self/fd/{fd}").encode("utf-8", "surrogateescape")
-        root = os.fsencode(self._path.resolve())
-        if not (folder + b"/").startswith(root + b"/"):
-            return None
-        parts = [*folder[len(root) :].strip(b"/").split(b"/"), name]
-        try:
-            return self._opened().open([part for part in parts if part])
-        except OSError:
-            return None
-
-    def _listed(self, fd: int, key: bytes, name: bytes) -> Iterator[ListedObject]:
-        file = self._open_below(fd, name, os.O_RDONLY | os.O_NONBLOCK)
-        if file is None:
-            return
-        try:
-            found = os.fstat(file)
-        finally:
-            os.close(file)
-        if is_regular(found):
-            etag = file_etag(found.st_size, found.st_mtime_ns, found.st_ino)
-            yield ListedObject(key, found.st_size, etag)
+        etag = file_etag(found.st_size, found.st_mtime_ns, found.st_ino)
+        return _Entry(name, found.st_size, etag, (found.st_dev, found.st_ino))
 
     def list_buckets(self, *, deadline: Deadline) -> list[str] | None:
-        deadline.check("listing buckets")
-        if self._buckets is not None:
-            return sorted(self._buckets)
-        fd = self._opened().open([], os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            names = [name for name in os.listdir(fd) if not name.startswith(".")]
-            return sorted(n for n in names if _is_folder(fd, n))
-        finally:
-            os.close(fd)
+        names = [entry.name[:-1] for entry in self.entries(b".") or () if entry.is_directory]
+        # A bucket's name is text: a directory whose name is not UTF-8 cannot be named.
+        return sorted(_text(name) for name in names if is_text(name))
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-def _is_folder(fd: int, name: str) -> bool:
-    try:
-        name.encode()
-        return stat.S_ISDIR(os.stat(name, dir_fd=fd).st_mode)
-    except (OSError, UnicodeEncodeError):
-        return False
+class _Listing:
+    """One listing: depth first in byte order, which is the order of whole keys."""
+
+    def __init__(
+        self,
+        origin: DirectoryOrigin,
+        bucket: bytes,
+        delimited: bool,
+        after: bytes,
+        deadline: Deadline,
+    ) -> None:
+        self._origin = origin
+        self._bucket = bucket
+        self._delimited = delimited
+        self._after = after
+        self._deadline = deadline
+
+    def below(
+        self, directory: bytes, start: bytes, above: tuple[tuple[int, int], ...]
+    ) -> Iterator[ListedObject | ListedPrefix]:
+        """Yields what lies in `directory` (b"" or ending with a slash) and starts with `start`.
+
+        `above` holds the identities of the directories on the way here: a link to one of them is
+        a cycle.
+        """
+        self._deadline.check("listing")
+        path = (self._bucket + b"/" + directory).rstrip(b"/")
+        for entry in self._origin.entries(path) or ():
+            key = directory + entry.name
+            if not entry.name.startswith(start):
+                continue
+            if not entry.is_directory:
+                if key > self._after:
+                    yield ListedObject(key, entry.size, entry.etag)
+            elif self._delimited:
+                if key > self._after:
+                    yield ListedPrefix(key)
+            elif entry.identity not in above and not self._is_behind(key):
+                yield from self.below(key, b"", (*above, entry.identity))
+
+    def _is_behind(self, directory: bytes) -> bool:
+        """Whether every key in `directory` comes before `after`."""
+        return self._after > directory and not self._after.startswith(directory)
 
 
 def _version(object_id: ObjectId, found: os.stat_result) -> ObjectVersion:
     etag = file_etag(found.st_size, found.st_mtime_ns, found.st_ino)
     return ObjectVersion(object_id, etag, found.st_size)
+
+
+def _check(version: ObjectVersion, descriptor: int) -> None:
+    found = _version(version.object_id, os.fstat(descriptor))
+    if found != version:
+        raise version_changed(version.object_id, version.etag, found.etag)
+
+
+def _is_name(path: bytes) -> bool:
+    """Whether a directory can have something of that name."""
+    return not any(part in (b"", b".", b"..") for part in path.split(b"/"))
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

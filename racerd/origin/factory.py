@@ -1,39 +1,97 @@
 """From a cache's URL to its origin.
 
-Layer: origin. Importing it imports obstore; making an origin opens nothing.
+Layer: origin. Making an origin reads its CA bundle and nothing else; connections come later.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from racerd.config.origin_options import OriginOptions
 from racerd.errors import ConfigError
+from racerd.origin.background import BackgroundLoop
 from racerd.origin.beneath import Beneath
 from racerd.origin.directory import DirectoryOrigin
+from racerd.origin.front import OriginFront
+from racerd.origin.http_client import HttpClient
+from racerd.origin.http_origin import HttpOrigin, HttpSettings
+from racerd.origin.object_store import Lister, ObjectStoreOrigin
+from racerd.origin.obstore_listing import ObstoreLister
+from racerd.origin.obstore_requests import Requests
 from racerd.origin.protocol import Origin
-from racerd.origin.remote import RemoteOrigin
+from racerd.origin.retries import Retries
+from racerd.origin.s3_listing import S3Lister
+from racerd.origin.stores import Stores
 from racerd.telemetry import Metrics
+
+_LOG = logging.getLogger(__name__)
 
 
 def make_origin(url: str, options: OriginOptions, *, cache: str, metrics: Metrics) -> Origin:
-    """Returns the origin at `url`. Raises ConfigError for a scheme that is not known."""
+    """Returns the origin at `url`. Raises ConfigError with what is wrong with URL or options."""
     parts = urlsplit(url)
+    retries = Retries(cache, metrics, options.retries)
+    buckets = options.buckets
+    origin: Origin
     match parts.scheme:
         case "file":
-            root = unquote_to_bytes(parts.path)
-            return DirectoryOrigin(root, Beneath(root, partial(_no_openat2, root)))
-        case "s3" | "gs" | "az" | "http" | "https":
-            return RemoteOrigin(url, options, cache=cache, metrics=metrics)
+            origin = _directory(unquote_to_bytes(parts.path), metrics)
+        case "http" | "https":
+            settings = HttpSettings(
+                options.bearer_token, options.weak_etags, options.progress_bytes_per_second_min
+            )
+            origin = HttpOrigin(url, _client(options, cache), retries, settings)
+        case "s3" | "gs" | "az":
+            origin = _object_store(url, options, cache, retries)
+            if parts.netloc and parts.scheme != "az":
+                buckets = buckets or (parts.netloc,)  # s3://bucket: the only one there is.
         case scheme:
             raise ConfigError([f"cache {cache}: no origin has the scheme {scheme!r}"])
+    return OriginFront(origin, buckets, cache=cache, metrics=metrics)
 
 
-def _no_openat2(root: bytes, error: OSError) -> None:
-    logging.getLogger(__name__).warning(
-        "%r: openat2 is refused here (%s); paths are walked one part at a time",
-        root,
-        error.strerror,
-    )
+def _object_store(
+    url: str, options: OriginOptions, cache: str, retries: Retries
+) -> ObjectStoreOrigin:
+    if (options.endpoint or "").startswith("http:") and not options.allow_http:
+        raise ConfigError(
+            [f"cache {cache}: the endpoint is plain http, which needs `allow_http = true`"]
+        )
+    stores = Stores(url, options)
+    where = f"{url} at {options.endpoint}" if options.endpoint else url
+    requests = Requests(where, BackgroundLoop(f"origin-{cache}"))
+    lister: Lister
+    if stores.scheme == "s3":
+        lister = S3Lister(
+            cache, url, options, client=_client(options, cache), requests=requests, retries=retries
+        )
+    else:
+        lister = ObstoreLister(cache, stores, requests, retries)
+    return ObjectStoreOrigin(stores, requests, retries, lister)
+
+
+def _directory(root: bytes, metrics: Metrics) -> DirectoryOrigin:
+    def refused(error: OSError) -> None:
+        metrics.fallbacks.labels("openat2", "refused").inc()
+        _LOG.warning(
+            "openat2 is refused here (%s): paths below %r are walked part by part, which is slower;"
+            " allow the system call in the container's seccomp profile",
+            error.strerror,
+            root,
+        )
+
+    return DirectoryOrigin(root, Beneath(root, refused))
+
+
+def _client(options: OriginOptions, cache: str) -> HttpClient:
+    try:
+        return HttpClient(
+            ca_bundle=options.ca_bundle,
+            connect_timeout_seconds=options.connect_timeout_seconds,
+            idle_timeout_seconds=options.idle_timeout_seconds,
+        )
+    except OSError as error:  # ssl.SSLError is one.
+        raise ConfigError(
+            [f"cache {cache}: ca_bundle {options.ca_bundle} cannot be used: {error.strerror}"]
+        ) from error

@@ -26,10 +26,10 @@ class Transient(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-def not_found(object_id: ObjectId, where: str) -> RequestError:
+def not_found(subject: str, where: str) -> RequestError:
     return RequestError(
         "not_found",
-        f"{object_id.text} does not exist at {where}",
+        f"{subject} does not exist at {where}",
         hint="check the bucket and the key; keys are case-sensitive and never normalised",
     )
 

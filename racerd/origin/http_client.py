@@ -26,11 +26,11 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
-from racerd.origin.failures import Transient, broken_protocol, cancelled, unavailable
-from racerd.origin.protocol import CancelToken
-from racerd.runtime.deadline import Deadline, deadline_exceeded
+from racerd.origin.call import Call
+from racerd.origin.failures import Transient, broken_protocol, unavailable
 
 _IDLE_CONNECTIONS_MAX = 32
 _IDLE_SECONDS_MAX = 30.0
@@ -78,20 +78,6 @@ def split_url(url: str) -> tuple[Address, str]:
     return Address(parts.scheme, parts.hostname, port), target
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What bounds one call of an origin: its deadline, and its token."""
-
-    deadline: Deadline
-    cancel: CancelToken
-    doing: str
-
-    def check(self) -> None:
-        if self.cancel.cancelled:
-            raise cancelled(self.doing)
-        self.deadline.check(self.doing)
-
-
 class Pace:
     """Gives up on a body that flows, but so slowly that it will never be of use (F58)."""
 
@@ -126,7 +112,9 @@ class Response:
 
     @property
     def content_length(self) -> int | None:
-        return self._raw.length
+        """What the head says of the body's length (also for HEAD), None where it does not."""
+        text = self.field("Content-Length")
+        return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
     def receive_into(self, buffer: memoryview) -> int:
         """Reads some bytes, at most `len(buffer)`; 0 at the end of the body.
@@ -154,7 +142,7 @@ class Response:
             return 0
         # One system call at most, straight into the caller's memory once the head's buffer is
         # empty; HTTPResponse.readinto would loop until `buffer` is full and hide the pace.
-        count: int = raw.fp.readinto1(buffer[:wanted])  # type: ignore[attr-defined]
+        count: int = raw.fp.readinto1(buffer[:wanted])
         raw.length -= count
         return count
 
@@ -171,10 +159,16 @@ class Response:
         """Whether the connection can carry another request: all was read, both sides agree."""
         return not self._raw.will_close and (self._raw.length == 0 or self._raw.isclosed())
 
-    def drain(self) -> None:
-        """Reads what little is left, so that the connection can be used again."""
-        if (self._raw.length or 0) <= _DRAIN_BYTES_MAX and not self._raw.chunked:
+    def close(self) -> None:
+        self._raw.close()
+
+    def finish(self) -> bool:
+        """Reads what little is left and ends the response; returns `reusable`."""
+        if 0 < (self._raw.length or 0) <= _DRAIN_BYTES_MAX:
             self.read(_DRAIN_BYTES_MAX)
+        reusable = self.reusable
+        self._raw.close()
+        return reusable
 
 
 class _Connection:
@@ -197,7 +191,11 @@ class _Connection:
                 if proxy and self.address.scheme == "https":
                     self._open_tunnel(sock, proxy, call)
                 if self.address.scheme == "https":
-                    sock = self._start_tls(sock, call)
+                    # Handshaking later keeps `sock` the one that cancelling shuts.
+                    sock = self._client.tls.wrap_socket(
+                        sock, server_hostname=self.address.host, do_handshake_on_connect=False
+                    )
+                    self._handshake(sock, call)
         except BaseException:
             sock.close()
             raise
@@ -221,7 +219,7 @@ class _Connection:
             sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
             try:
                 sock.settimeout(self._seconds(call, self._client.connect_timeout_seconds))
-                with call.cancel.on_cancel(lambda sock=sock: _shut(sock)):  # type: ignore[misc]
+                with call.cancel.on_cancel(partial(_shut, sock)):
                     sock.connect(sockaddr)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return sock
@@ -238,10 +236,10 @@ class _Connection:
             ),
         ) from problem
 
-    def _start_tls(self, sock: socket.socket, call: Call) -> socket.socket:
+    def _handshake(self, sock: ssl.SSLSocket, call: Call) -> None:
         sock.settimeout(self._seconds(call, self._client.connect_timeout_seconds))
         try:
-            return self._client.tls.wrap_socket(sock, server_hostname=self.address.host)
+            sock.do_handshake()
         except ssl.SSLCertVerificationError as error:
             raise unavailable(
                 f"its TLS certificate is not trusted ({error.verify_message})",
@@ -290,9 +288,7 @@ class _Connection:
             target = request.address.text + target
         with self.failures(call):
             connection = self._http
-            connection.putrequest(
-                request.method, target, skip_host=True, skip_accept_encoding=True
-            )
+            connection.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
             connection.putheader("Host", request.address.host_field)
             for name, value in request.fields.items():
                 connection.putheader(name, value)
@@ -371,8 +367,11 @@ class HttpClient:
         try:
             with call.cancel.on_cancel(connection.shut):
                 response = connection.send(request, call)
-                yield response
-                keep = response.reusable
+                try:
+                    yield response
+                    keep = response.finish()
+                finally:
+                    response.close()
         finally:
             if keep and not call.cancel.cancelled:
                 self._give(connection)
@@ -406,8 +405,10 @@ class HttpClient:
 
 
 def _shut(sock: socket.socket) -> None:
+    # The base class's shutdown: that of SSLSocket would also take the TLS layer away, and a thread
+    # that reads at this moment would go on with ciphertext.
     with contextlib.suppress(OSError):  # It may be unconnected, or closed by the other side.
-        sock.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _why(error: Exception) -> str:
@@ -417,7 +418,3 @@ def _why(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return type(error).__name__
-
-
-__all__ = ["Address", "Call", "HttpClient", "Pace", "Request", "Response", "deadline_exceeded",
-           "split_url"]  # fmt: skip

@@ -1,52 +1,60 @@
-"""Keys as obstore can carry them: split into an odd head and a plain tail.
+"""Keys on the wire: raw bytes, percent-encoded once, never normalised.
 
-Layer: origin, pure. obstore's `Path` refuses empty parts, `.` and `..`, and silently drops leading
-and trailing slashes, which would name another object. So the head of a key up to its last empty
-part goes percent-encoded into the store's base (`stores`); only a plain tail goes through `Path`.
-URL clients resolve `.` and `..` parts, however they are encoded: such keys cannot be asked for.
+Layer: origin, pure. Source: RFC 3986. Everything but unreserved characters and "/" is encoded, so
+that "?", "#", "%", "+" and bytes that are not UTF-8 are part of the name.
+
+A "." or ".." part is the one thing a URL path cannot carry: clients, proxies and servers resolve
+it (RFC 3986 section 5.2.4, and WHATWG URL even where it is percent-encoded), and the request would
+name another object, or leave the bucket. Such a name does not exist at an origin reached by URL.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote_from_bytes
 
-_SAFE = "-._~"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+from racerd.ids import ObjectId
+from racerd.origin.failures import not_nameable
+
+_DOTS = (b".", b"..")
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
-@dataclass(frozen=True, slots=True)
-class StoreName:
-    """`head` is percent-encoded, starts with a slash, and is empty for nearly every key.
+def encoded(key: bytes) -> str:
+    """Returns `key` for use in a URL path, slashes kept."""
+    return quote_from_bytes(key, safe="/~")
 
-    A store whose base is bucket + head asks for bucket + head + "/" + `tail` on the wire.
+
+def check_nameable(object_id: ObjectId, where: str) -> None:
+    """Raises RequestError `not_found` for a name that no URL path can carry."""
+    if object_id.bucket.encode() in _DOTS or has_dots(object_id.key):
+        raise not_nameable(object_id, where, "a URL cannot carry a '.' or '..' part")
+
+
+def has_dots(key: bytes) -> bool:
+    return any(part in _DOTS for part in key.split(b"/"))
+
+
+def plain_path(key: bytes) -> str | None:
+    """Returns `key` as a path that obstore carries unchanged, or None where it would not.
+
+    Its `Path` refuses empty parts, dot parts and control characters, and drops a leading or a
+    trailing slash without a word, which would name another object.
     """
+    if not is_printable(key) or not all(key.split(b"/")) or has_dots(key):
+        return None
+    return key.decode()
 
-    head: str
-    tail: str
+
+def is_printable(key: bytes) -> bool:
+    """Whether `key` is UTF-8 without ASCII control characters."""
+    return is_text(key) and _CONTROL.search(key) is None
 
 
-def store_name(key: bytes) -> StoreName | str:
-    """Splits `key`, or returns a sentence that says why no origin of this kind can have it."""
+def is_text(name: bytes) -> bool:
+    """Whether `name` is UTF-8."""
     try:
-        text = key.decode()
+        name.decode()
     except UnicodeDecodeError:
-        return "its name is not UTF-8"
-    if _CONTROL.search(text):
-        return "names with control characters cannot be asked for"
-    parts = text.split("/")
-    if "." in parts or ".." in parts:
-        return "URLs have no '.' and '..' parts"
-    empty = [index for index, part in enumerate(parts) if not part]
-    if not empty:
-        return StoreName("", text)
-    # Parts up to the last empty one, whose slash is the one between base and tail.
-    cut = min(empty[-1] + 1, len(parts) - 1)
-    head = "".join("/" + quote(part, safe=_SAFE) for part in parts[:cut])
-    return StoreName(head, "/".join(parts[cut:]))
-
-
-def folder_of(prefix: bytes) -> bytes:
-    """The deepest whole folder in `prefix`, without its slash: what obstore can list by."""
-    return prefix.rpartition(b"/")[0]
+        return False
+    return True

@@ -60,10 +60,7 @@ def check_part(version: ObjectVersion, start: int, stop: int, head: PartHead, wh
 
 
 def _check_version(version: ObjectVersion, head: PartHead, where: str) -> None:
-    if is_derived(version.etag):
-        found = derived_etag(head.last_modified, head.size)
-    else:
-        found = head.etag
+    found = derived_etag(head.last_modified, head.size) if is_derived(version.etag) else head.etag
     if found is None:
         raise broken_protocol("a part came without the ETag that its version has", where)
     if found != version.etag or head.size != version.size:

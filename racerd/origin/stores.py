@@ -1,148 +1,226 @@
-"""Builds obstore stores for the buckets of one origin: the one door to obstore's configuration.
+"""Builds obstore stores: the one door to obstore's configuration.
 
-Layer: origin. A store belongs to one bucket and, for odd keys, to one head of a key; the last few
-are kept, because each has its own pool of connections. obstore retries broken transfers itself (it
-resumes at the offset under the same ETag); how often is reined in here. Everything else is tried
-again by `attempts`, where it is counted.
+Layer: origin. A store belongs to one bucket and is kept: it has a pool of connections and, where
+the platform gives an identity, its own cached credentials. Credentials that are not set here are
+found by obstore: environment, web identity, pod identity, instance metadata (docs/origins.md).
+
+A key that obstore's `Path` would refuse or change gets a store of its own whose base URL ends with
+the whole key, percent-encoded by us, and is asked for by the empty path. For S3 and GCS the base
+ends with "#", so that what obstore appends is a fragment and stays off the wire; Azure appends the
+container as one path part, so that the last part of the key takes the container's place.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from racerd.config.origin_options import OriginOptions, Secret
 from racerd.errors import ConfigError
-from racerd.origin.store_names import StoreName
+from racerd.ids import ObjectId
+from racerd.origin.names import encoded, plain_path
 
-Store = S3Store | GCSStore | AzureStore | HTTPStore
+Store = S3Store | GCSStore | AzureStore
 
-_KEPT_MAX = 32
-_PLAIN = StoreName("", "")
-_RESUMES = 2
+_KEPT_MAX = 64
+# obstore resumes a broken body at its offset under the same ETag, and checks both; this bounds how
+# often, and how often it asks again. Further attempts are ours, and counted (`retries`).
+_OBSTORE_RETRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """An object as obstore is asked for it."""
+
+    store: Store
+    path: str
 
 
 class Stores:
-    """The stores of the origin at `url`. Thread-safe."""
+    """The stores of one origin. Thread-safe."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
-        self._parts = urlsplit(url)
-        self._url = url.rstrip("/")
+        parts = urlsplit(url)
+        self.scheme = parts.scheme
+        self._account = parts.netloc
         self._options = options
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str], Store] = OrderedDict()
+        self._kept: OrderedDict[str, Store] = OrderedDict()
 
-    @property
-    def takes_odd_heads(self) -> bool:
-        """Whether the base of a store can carry a key's odd head on the wire as it is."""
-        return self._parts.scheme in ("s3", "http", "https")
+    def locate(self, object_id: ObjectId) -> Located:
+        """The store and the path that name exactly this object on the wire."""
+        path = plain_path(object_id.key)
+        if path is not None:
+            return Located(self.bucket(object_id.bucket), path)
+        wire = f"{object_id.bucket}/{encoded(object_id.key)}"
+        return Located(self._keep(wire, lambda: self._odd(object_id.bucket, object_id.key)), "")
 
-    def get(self, bucket: str, name: StoreName = _PLAIN) -> Store:
-        """The store for `bucket` in which `name.tail` names what `name` does."""
-        head = name.head
-        if not name.tail and head and self._parts.scheme in ("http", "https"):
-            head += "/"  # HTTPStore, unlike S3Store, asks for its base alone by an empty tail.
-        with self._lock:
-            store = self._kept.get((bucket, head))
-            if store is None:
-                store = self._kept[(bucket, head)] = self._make(bucket, head)
-                if len(self._kept) > _KEPT_MAX:
-                    self._kept.popitem(last=False)
-            else:
-                self._kept.move_to_end((bucket, head))
-            return store
+    def bucket(self, bucket: str) -> Store:
+        """The store of a whole bucket."""
+        return self._keep(bucket, lambda: self._make(bucket))
+
+    def for_query(self, bucket: str, query: str) -> S3Store:
+        """A store whose empty path is the bucket with `query` (S3 only; not kept)."""
+        return self._s3(bucket, f"?{query}#" if bucket else f"/?{query}#")
 
     def close(self) -> None:
         with self._lock:
             self._kept.clear()
 
-    def _make(self, bucket: str, head: str) -> Store:
-        common: dict[str, Any] = {
-            "client_options": self._client_options(),
-            "retry_config": {
-                "max_retries": _RESUMES,
-                "retry_timeout": timedelta(seconds=60),
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=50),
-                    "max_backoff": timedelta(seconds=1),
-                    "base": 2,
-                },
-            },
-        }
-        match self._parts.scheme:
-            case "s3":
-                return S3Store(bucket + head, **self._s3(), **common)
-            case "gs":
-                return GCSStore(bucket, **self._gs(), **common)
-            case "az":
-                return AzureStore(bucket, **self._az(), **common)
-            case _:
-                encoded = quote(bucket, safe="-._~")
-                return HTTPStore.from_url(f"{self._url}/{encoded}{head}", **common)
+    def _keep(self, wire: str, make: Callable[[], Store]) -> Store:
+        with self._lock:
+            store = self._kept.get(wire)
+            if store is None:
+                store = self._kept[wire] = make()
+                if len(self._kept) > _KEPT_MAX:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(wire)
+            return store
 
-    def _client_options(self) -> dict[str, Any]:
+    def _make(self, bucket: str) -> Store:
+        match self.scheme:
+            case "s3":
+                return self._s3(bucket, "")
+            case "gs":
+                return self._gs(bucket, self._options.endpoint)
+            case _:
+                return self._az(bucket, self._options.endpoint)
+
+    def _odd(self, bucket: str, key: bytes) -> Store:
+        match self.scheme:
+            case "s3":
+                return self._s3(bucket, f"/{encoded(key)}#")
+            case "gs":
+                base = self._options.endpoint or "https://storage.googleapis.com"
+                return self._gs("-", f"{base.rstrip('/')}/{bucket}/{encoded(key)}#")
+            case _:
+                base = self._options.endpoint or f"https://{self._account}.blob.core.windows.net"
+                parents, _, last = key.rpartition(b"/")
+                folder = f"/{encoded(parents)}" if b"/" in key else ""
+                return self._az(last.decode(), f"{base.rstrip('/')}/{bucket}{folder}")
+
+    # --- kinds ------------------------------------------------------------------------------
+
+    def _s3(self, bucket: str, suffix: str) -> S3Store:
+        """`suffix` follows the bucket in the URL as it is."""
         options = self._options
-        plain = options.allow_http or self._parts.scheme == "http"
-        # Google decompresses stored gzip objects for clients that do not accept gzip; elsewhere
-        # a proxy must not compress: either way the bytes are those that are stored.
-        encoding = "gzip" if self._parts.scheme == "gs" else "identity"
-        chosen: dict[str, Any] = {
-            "allow_http": plain,
+        place: dict[str, Any] = {"bucket": bucket + suffix, "endpoint": options.endpoint}
+        if not options.path_style and bucket:
+            # obstore takes a virtual-hosted endpoint as given, bucket and all.
+            base = urlsplit(options.endpoint or f"https://s3.{self.region}.amazonaws.com")
+            host = f"{base.scheme}://{bucket}.{base.netloc}{base.path.rstrip('/')}"
+            place = {"bucket": bucket, "endpoint": host + suffix}
+        return S3Store(
+            **_given(**place),
+            **_given(
+                region=self.region,
+                virtual_hosted_style_request=not options.path_style,
+                skip_signature=options.anonymous or None,
+                access_key_id=options.access_key_id,
+                secret_access_key=_revealed(options.secret_access_key),
+                session_token=_revealed(options.session_token),
+                credential_provider=self._profile,
+            ),
+            **self._common,
+        )
+
+    def _gs(self, bucket: str, base_url: str | None) -> GCSStore:
+        options = self._options
+        config: Any = _given(
+            base_url=base_url,
+            skip_signature=options.anonymous or None,
+            bearer_token=_revealed(options.bearer_token),
+            service_account=options.service_account_file,
+        )
+        return GCSStore(bucket, config=config, **self._common)
+
+    def _az(self, container: str, endpoint: str | None) -> AzureStore:
+        options = self._options
+        config: Any = _given(
+            account_name=self._account or None,
+            endpoint=endpoint,
+            skip_signature=options.anonymous or None,
+            account_key=_revealed(options.account_key),
+            sas_key=None if options.sas is None else unquote(options.sas.reveal().lstrip("?")),
+            token=_revealed(options.bearer_token),
+        )
+        return AzureStore(container, config=config, **self._common)
+
+    # --- what all of them share --------------------------------------------------------------
+
+    @property
+    def region(self) -> str:
+        environ = os.environ
+        return (
+            self._options.region
+            or environ.get("AWS_REGION")
+            or environ.get("AWS_DEFAULT_REGION")
+            or "us-east-1"
+        )
+
+    @cached_property
+    def _profile(self) -> Any:
+        """Credentials of a named AWS profile, by boto3, which reads every form one can have."""
+        named = self._options.profile
+        if named is None and "AWS_ACCESS_KEY_ID" not in os.environ:
+            named = os.environ.get("AWS_PROFILE")
+        if named is None or self._options.anonymous or self._options.access_key_id:
+            return None
+        try:
+            from boto3.session import Session
+            from botocore.exceptions import BotoCoreError
+            from obstore.auth.boto3 import Boto3CredentialProvider
+        except ImportError:
+            raise ConfigError(
+                ["profile: reading AWS profiles needs boto3: pip install 'racerd[aws]'"]
+            ) from None
+        try:
+            session = Session(profile_name=named)  # type: ignore[no-untyped-call]
+            return Boto3CredentialProvider(session=session)
+        except BotoCoreError as error:
+            raise ConfigError([f"profile: {error}"]) from error
+
+    @cached_property
+    def _common(self) -> dict[str, Any]:
+        options = self._options
+        # Google decompresses stored gzip objects for clients that do not accept gzip (F61);
+        # elsewhere nobody is to compress on the way. Both give the bytes that are stored.
+        encoding = "gzip" if self.scheme == "gs" else "identity"
+        client: dict[str, Any] = {
+            "allow_http": options.allow_http,
             "connect_timeout": timedelta(seconds=options.connect_timeout_seconds),
             "read_timeout": timedelta(seconds=options.idle_timeout_seconds),
-            "timeout": timedelta(days=1),  # Bytes that flow may take as long as they like.
+            "timeout": timedelta(days=1),  # Bytes that flow may take as long as they like (F58).
             "default_headers": {"accept-encoding": encoding},
             "user_agent": "racerd",
         }
         if options.ca_bundle is not None:
             try:
-                chosen["root_certificate"] = Path(options.ca_bundle).read_bytes()
+                client["root_certificate"] = Path(options.ca_bundle).read_bytes()
             except OSError as error:
                 raise ConfigError(
                     [f"ca_bundle {options.ca_bundle} cannot be read: {error.strerror}"]
                 ) from error
-        return chosen
-
-    def _s3(self) -> dict[str, Any]:
-        options = self._options
-        return _given(
-            endpoint=options.endpoint,
-            region=options.region,
-            virtual_hosted_style_request=not options.path_style,
-            skip_signature=options.anonymous or None,
-            access_key_id=options.access_key_id,
-            secret_access_key=_revealed(options.secret_access_key),
-            session_token=_revealed(options.session_token),
-            credential_provider=_profile_provider(options.profile),
-        )
-
-    def _gs(self) -> dict[str, Any]:
-        options = self._options
-        return _given(
-            config=_given(
-                base_url=options.endpoint,
-                skip_signature=options.anonymous or None,
-                bearer_token=_revealed(options.bearer_token),
-                service_account=options.service_account_file,
-            )
-        )
-
-    def _az(self) -> dict[str, Any]:
-        options = self._options
-        return _given(
-            account_name=self._parts.netloc or None,
-            endpoint=options.endpoint,
-            skip_signature=options.anonymous or None,
-            account_key=_revealed(options.account_key),
-            sas_key=_revealed(options.sas),
-            bearer_token=_revealed(options.bearer_token),
-        )
+        retry = {
+            "max_retries": _OBSTORE_RETRIES,
+            "retry_timeout": timedelta(seconds=60),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=50),
+                "max_backoff": timedelta(seconds=1),
+                "base": 2,
+            },
+        }
+        return {"client_options": client, "retry_config": retry}
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -152,18 +230,3 @@ def _given(**values: Any) -> dict[str, Any]:
 
 def _revealed(secret: Secret | None) -> str | None:
     return None if secret is None else secret.reveal()
-
-
-def _profile_provider(profile: str | None) -> Any:
-    """Credentials of a named AWS profile, by boto3, which reads every form a profile can have."""
-    if profile is None:
-        return None
-    try:
-        import boto3
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:
-        raise ConfigError(
-            ["profile: reading AWS profiles needs boto3: pip install 'racerd[aws]'"]
-        ) from None
-    session = boto3.session.Session(profile_name=profile)  # type: ignore[no-untyped-call]
-    return Boto3CredentialProvider(session=session)
