@@ -373,46 +373,52 @@ from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
 
 content, contents = model_file({f"t{n}": ("U8", [90_000]) for n in range(30)})
-interrupted = 0
+armed, interrupts = False, 0
 
-def insist(step):
-    while True:
-        try:
-            return step()
-        except KeyboardInterrupt:
-            continue
+def interrupt(number, frame):
+    global left, interrupts
+    if not armed:
+        return
+    left -= 1
+    interrupts += 1
+    if left:
+        signal.setitimer(signal.ITIMER_REAL, moment.random() * 1e-3 + 1e-6)
+    raise KeyboardInterrupt
 
 def one_round(source):
     with TensorStream(source, framework="numpy", chunk_bytes=65536) as stream:
         for name, array in stream:
             assert array.tobytes() == contents[name]
 
-def interrupt(number, frame):
-    global left
-    left -= 1
-    if left:
-        signal.setitimer(signal.ITIMER_REAL, moment.random() * 1e-3 + 1e-6)
-    raise KeyboardInterrupt
+def survive(depth):
+    try:
+        if depth:
+            survive(depth - 1)
+        else:
+            one_round(source)
+    except KeyboardInterrupt:
+        pass
 
 signal.signal(signal.SIGALRM, interrupt)
 one_round(MemorySource({"m.safetensors": content}))  # Imports, which interrupts may break.
 for number in range(150):
     moment = random.Random(number)
     source = MemorySource({"m.safetensors": content})
+    left, armed = 2, True
     try:
-        left = 3
         signal.setitimer(signal.ITIMER_REAL, moment.random() * 0.02 + 1e-5)
-        one_round(source)
+        survive(4)
+        armed = False
     except KeyboardInterrupt:
-        interrupted += 1
-    insist(lambda: signal.setitimer(signal.ITIMER_REAL, 0))
+        armed = False
     for thread in threading.enumerate():
         if thread.name.endswith("-keeper"):
             thread.join(5)
     assert len(threading.enumerate()) == 1, (number, threading.enumerate())
     assert source.reading == 0, number
     assert source.events.count("landing closed") == len(source.landing_bytes), number
-print(interrupted)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(interrupts)
 """
 
 
