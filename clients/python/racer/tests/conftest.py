@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import racer
 import uvloop
 
+import racer
 from clients.python.racer.tests.fake_daemon import FakeDaemon
 
 _SETTLE_SECONDS = 5.0
@@ -65,3 +65,16 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 def client(daemon: FakeDaemon) -> Iterator[racer.Client]:
     with racer.Client(run_dir=daemon.run_dir, timeout=30) as opened:
         yield opened
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that the client makes, which cost no time."""
+    made: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        if seconds:
+            made.append(seconds)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    return made

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
-import racer
 import uvloop
-from racer.transfer import PART_BYTES
 
+import racer
 from clients.python.racer.tests.fake_daemon import HANG_UP, FakeDaemon, Seen, error
 from clients.python.racer.tests.patterns import MIB, pattern
+from racer.transfer import PART_BYTES, RING_PART_BYTES
 
 Run = Callable[[Awaitable[None]], None]
 
@@ -86,7 +86,7 @@ def test_many_tasks_share_a_client(daemon: FakeDaemon, run: Run) -> None:
 
 def test_cancelling_a_read_ends_it(daemon: FakeDaemon, run: Run) -> None:
     """R7: the connections close, the memory is not used again, the client goes on."""
-    data = pattern(6 * PART_BYTES)
+    data = pattern(6 * RING_PART_BYTES)
     url = daemon.put("llama", "weights", data)
     asked, release = threading.Event(), threading.Event()
 

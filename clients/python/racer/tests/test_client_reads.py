@@ -5,14 +5,17 @@ from __future__ import annotations
 import array
 import mmap
 import threading
+from itertools import pairwise
 
 import pytest
-import racer
-from racer.bulk import SMALL_BYTES
-from racer.transfer import PART_BYTES
+from hypothesis import given
+from hypothesis import strategies as st
 
+import racer
 from clients.python.racer.tests.fake_daemon import FakeDaemon
 from clients.python.racer.tests.patterns import MIB, pattern
+from racer.bulk import SMALL_BYTES
+from racer.transfer import PART_BYTES, RING_PART_BYTES, cut
 
 
 def test_stat_tells_size_version_and_expiry(daemon: FakeDaemon, client: racer.Client) -> None:
@@ -48,7 +51,7 @@ def test_large_read_comes_through_shared_memory(
 
 
 def test_read_of_many_parts(daemon: FakeDaemon, client: racer.Client) -> None:
-    data = pattern(5 * PART_BYTES + 12345)
+    data = pattern(5 * RING_PART_BYTES + 12345)
     url = daemon.put("llama", "weights", data)
     buffer = bytearray(len(data) + 10)
     assert client.read_into(url, buffer) == len(data)
@@ -162,14 +165,14 @@ def test_pinned_reads(daemon: FakeDaemon, client: racer.Client) -> None:
 
 def test_version_that_changes_under_a_long_read(daemon: FakeDaemon, client: racer.Client) -> None:
     """R3: a read never mixes two versions."""
-    url = daemon.put("llama", "weights", pattern(3 * PART_BYTES))
+    url = daemon.put("llama", "weights", pattern(3 * RING_PART_BYTES))
 
     def change(seen: object) -> None:
-        daemon.put("llama", "weights", bytes(3 * PART_BYTES), '"v2"')
+        daemon.put("llama", "weights", bytes(3 * RING_PART_BYTES), '"v2"')
 
     daemon.on("POST /v1/host-read", None, change)
     with pytest.raises(racer.VersionChanged):
-        client.read_into(url, bytearray(3 * PART_BYTES))
+        client.read_into(url, bytearray(3 * RING_PART_BYTES))
     assert client.read_into(url, bytearray(100_000)) == 100_000
 
 
@@ -187,16 +190,16 @@ def test_map_starts_again_where_the_object_was_replaced_meanwhile(
 
 
 def test_stream_is_in_order_and_bounded(daemon: FakeDaemon, client: racer.Client) -> None:
-    data = pattern(2 * PART_BYTES + 5)
+    data = pattern(2 * RING_PART_BYTES + 5)
     url = daemon.put("llama", "weights", data)
     pieces = [bytes(chunk) for chunk in client.stream(url, 7)]
     assert b"".join(pieces) == data[7:]
-    assert max(map(len, pieces)) <= PART_BYTES
+    assert max(map(len, pieces)) <= RING_PART_BYTES
 
 
 def test_stream_that_is_left_early(daemon: FakeDaemon, client: racer.Client) -> None:
     """R7: what is in flight is cancelled, and nothing is left behind."""
-    url = daemon.put("llama", "weights", pattern(6 * PART_BYTES))
+    url = daemon.put("llama", "weights", pattern(6 * RING_PART_BYTES))
     chunks = client.stream(url)
     next(chunks)
     chunks.close()
@@ -277,3 +280,27 @@ def test_prefetch_evict_explain_info(daemon: FakeDaemon, client: racer.Client) -
     assert (page.rung, page.why, page.last_rung) == ("disk", {"memory": "not kept"}, None)
     assert client.info("local").version == "9.9"
     assert client.caches() == ["local"]
+
+
+@pytest.mark.parametrize("page_bytes", [65536, 1 << 20, 16 << 20, 64 << 20])
+def test_parts_of_any_page_size(daemon: FakeDaemon, client: racer.Client, page_bytes: int) -> None:
+    """Pages larger than a slot of the ring are read in several parts."""
+    daemon.page_bytes = page_bytes
+    data = pattern(3 * RING_PART_BYTES + 5)
+    url = daemon.put("llama", "weights", data)
+    assert client.read(url) == data
+
+
+@given(
+    st.integers(0, 10_000),
+    st.integers(0, 10_000),
+    st.sampled_from([1, 7, 64, 4096]),
+    st.sampled_from([64, 256, 4096]),
+)
+def test_the_cut_covers_the_range_once(start: int, length: int, part: int, page: int) -> None:
+    parts = list(cut(start, start + length, part, page))
+    assert sum(p.length for p in parts) == length
+    assert all(0 < p.length <= part for p in parts)
+    for before, after in pairwise(parts):
+        assert before.stop == after.start
+        assert before.stop % (page if part >= page else part) == 0

@@ -27,7 +27,7 @@ from racer.memory import SharedMemory
 from racer.messages import add_rungs
 from racer.streaming import get_into
 from racer.target import Target
-from racer.transfer import PART_BYTES, HostReads, Part, Spread, cut
+from racer.transfer import PART_BYTES, RING_PART_BYTES, HostReads, Part, Spread, cut
 from racer.urls import RacerUrl
 
 # Up to here a read over the socket is as fast as one into shared memory, and simpler.
@@ -44,9 +44,9 @@ class BulkRead(NamedTuple):
     stop: int
     seconds: float
 
-    def parts(self, start: int) -> Iterator[Part]:
+    def parts(self, start: int, part_bytes: int) -> Iterator[Part]:
         page_bytes = self.endpoint.info(Deadline.after(self.seconds)).page_bytes
-        return cut(start, self.stop, PART_BYTES, page_bytes)
+        return cut(start, self.stop, part_bytes, page_bytes)
 
 
 class Chunk(NamedTuple):
@@ -92,7 +92,7 @@ def in_order(read: BulkRead, ring: Ring) -> Generator[Chunk]:
 
 
 def _through_ring(read: BulkRead, position: int, ring: Ring, deadline: Deadline) -> Iterator[Chunk]:
-    parts = read.parts(position)
+    parts = read.parts(position, ring.slot_bytes)
     with ring.enter(deadline) as hold:
         yield from _held(read, parts, hold)
 
@@ -112,7 +112,7 @@ def _held(read: BulkRead, parts: Iterator[Part], hold: RingHold) -> Iterator[Chu
 
 def _streamed(read: BulkRead, position: int) -> Iterator[Chunk]:
     while position < read.stop:
-        length = min(PART_BYTES, read.stop - position)
+        length = min(RING_PART_BYTES, read.stop - position)
         with memoryview(bytearray(length)) as view:
             _get_all(read, position, view)
             yield Chunk(position, view)
@@ -173,7 +173,7 @@ def into_fresh_memory(read: BulkRead) -> tuple[SharedMemory, dict[str, int]]:
 
 def _into_target(read: BulkRead, target: Target) -> dict[str, int]:
     if read.endpoint.stream_only is None:
-        parts = list(read.parts(read.start))
+        parts = list(read.parts(read.start, PART_BYTES))
         reads = HostReads(
             read.endpoint,
             read.url,

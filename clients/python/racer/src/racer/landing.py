@@ -19,7 +19,16 @@ from racer.memory import PageKind, SharedMemory
 from racer.messages import HostRead, add_rungs
 from racer.streaming import get_into
 from racer.target import Target
-from racer.transfer import PART_BYTES, RING_SLOTS, HostReads, Part, Place, Spread, cut
+from racer.transfer import (
+    PART_BYTES,
+    RING_PART_BYTES,
+    RING_SLOTS,
+    HostReads,
+    Part,
+    Place,
+    Spread,
+    cut,
+)
 from racer.urls import RacerUrl
 
 
@@ -155,7 +164,7 @@ class Ring:
     back, and another one is made in its place.
     """
 
-    def __init__(self, slot_bytes: int = PART_BYTES, slots: int = RING_SLOTS) -> None:
+    def __init__(self, slot_bytes: int = RING_PART_BYTES, slots: int = RING_SLOTS) -> None:
         self.slot_bytes = slot_bytes
         self._slots = slots
         self._made = 0

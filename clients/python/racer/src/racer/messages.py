@@ -219,6 +219,13 @@ def explain_request(url: RacerUrl, start: int, stop: int | None) -> Request:
 # --- answers ----------------------------------------------------------------------------------
 
 
+_UNSAID = {
+    "not_found": "there is no such object",
+    "version_changed": "the object is not the version that was asked for",
+    "overloaded": "the daemon has no room now",
+}
+
+
 def error_of(head: ResponseHead, body: bytes, *, about: str) -> RacerError:
     """The error that an answer of status 400 or more tells of. `about` names what was asked."""
     detail: Any = None
@@ -230,7 +237,8 @@ def error_of(head: ResponseHead, body: bytes, *, about: str) -> RacerError:
     if not isinstance(detail, dict):
         detail = {}
     code = _text_or(detail.get("code"), code_for_status(head.status))
-    message = _text_or(detail.get("message"), f"the daemon answers with status {head.status}")
+    unsaid = _UNSAID.get(code, f"the daemon answers with status {head.status}")
+    message = _text_or(detail.get("message"), unsaid)
     retry = detail.get("retry")
     kind = kind_for_code(code)
     retry_after = head.number("retry-after")
@@ -247,6 +255,14 @@ def error_of(head: ResponseHead, body: bytes, *, about: str) -> RacerError:
     if isinstance(error, RangeNotSatisfiable):
         error.size = head.size_of_unsatisfied_range
     return error
+
+
+def is_unexplained(error: RacerError) -> bool:
+    """Whether `error` came from an answer to HEAD whose status leaves open what went wrong.
+
+    Such an answer has no body; the same question as a read of one byte has.
+    """
+    return error.status is not None and error.status not in (404, 412, 503)
 
 
 def _text_or(value: object, default: str) -> str:

@@ -25,6 +25,8 @@ from racer.urls import RacerUrl
 
 IN_FLIGHT = 4
 PART_BYTES = 32 << 20
+# Parts that are copied out of the ring are smaller: copying one overlaps with reading the next.
+RING_PART_BYTES = 8 << 20
 RING_SLOTS = IN_FLIGHT
 
 
@@ -40,11 +42,13 @@ class Part(NamedTuple):
 
 
 def cut(start: int, stop: int, part_bytes: int, page_bytes: int) -> Iterator[Part]:
-    """Cuts `[start, stop)` into parts of about `part_bytes` whose ends lie between pages.
+    """Cuts `[start, stop)` into parts of at most `part_bytes`.
 
-    So that no page is opened twice; only the first and the last part may be shorter.
+    Ends lie between pages, so that no page is opened twice; or, where a page is larger than a
+    part, on multiples of `part_bytes`, which are ends of frames. Only the first and the last part
+    may be shorter.
     """
-    step = max(1, part_bytes // page_bytes) * page_bytes
+    step = part_bytes // page_bytes * page_bytes or part_bytes
     while start < stop:
         end = min(stop, (start // step + 1) * step)
         yield Part(start, end)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from racer import messages
 from racer.aio.endpoint import AsyncEndpoint
@@ -18,7 +18,14 @@ from racer.aio.target import AsyncRing, AsyncTarget
 from racer.bulk import SMALL_BYTES
 from racer.client import CONNECTIONS_MAX, TIMEOUT_SECONDS, Buffer, Url
 from racer.deadline import Deadline
-from racer.errors import Closed, Forked, ProtocolError, RangeNotSatisfiable, VersionChanged
+from racer.errors import (
+    Closed,
+    Forked,
+    ProtocolError,
+    RacerError,
+    RangeNotSatisfiable,
+    VersionChanged,
+)
 from racer.mapping import MappedObject
 from racer.memory import SharedMemory
 from racer.messages import Entry, Evicted, Explanation, Info, Prefetched, Stat
@@ -107,10 +114,17 @@ class AsyncClient:
     ) -> Stat:
         """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.stat_request(parsed, etag)
-        answer = await self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=str(parsed)
-        )
+        endpoint, deadline = self._endpoint(parsed.cache), self._deadline(timeout)
+        try:
+            answer = await endpoint.call(
+                messages.stat_request(parsed, etag), deadline, about=str(parsed)
+            )
+        except RacerError as error:
+            if messages.is_unexplained(error):
+                one_byte = messages.body_request(parsed, 0, 1, etag)
+                with suppress(RangeNotSatisfiable):  # An empty object, and no explanation.
+                    await endpoint.call(one_byte, deadline, about=str(parsed))
+            raise
         return messages.read_stat(parsed, answer.head)
 
     async def list(

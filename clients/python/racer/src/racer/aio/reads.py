@@ -25,7 +25,7 @@ from racer.endpoint import is_refusal
 from racer.errors import ConnectionLost, MemoryLost, ProtocolError, RacerError, TargetRefused
 from racer.memory import SharedMemory
 from racer.messages import Body, HostRead, add_rungs
-from racer.transfer import IN_FLIGHT, PART_BYTES, Part, cut
+from racer.transfer import IN_FLIGHT, PART_BYTES, RING_PART_BYTES, Part, cut
 from racer.urls import RacerUrl
 
 # Copies of this size are quicker than a thread that would make them.
@@ -47,9 +47,9 @@ class AsyncRead(NamedTuple):
     stop: int
     seconds: float
 
-    async def parts(self, start: int) -> Iterator[Part]:
+    async def parts(self, start: int, part_bytes: int) -> Iterator[Part]:
         info = await self.endpoint.info(Deadline.after(self.seconds))
-        return cut(start, self.stop, PART_BYTES, info.page_bytes)
+        return cut(start, self.stop, part_bytes, info.page_bytes)
 
 
 class Landed(NamedTuple):
@@ -207,7 +207,7 @@ async def in_order(read: AsyncRead, ring: AsyncRing) -> AsyncGenerator[Chunk]:
             read.endpoint.fall_back(error)
             break
     while position < read.stop:
-        length = min(PART_BYTES, read.stop - position)
+        length = min(RING_PART_BYTES, read.stop - position)
         with memoryview(bytearray(length)) as view:
             await get_into(read, position, view)
             yield Chunk(position, view)
@@ -223,7 +223,7 @@ async def _through_ring(read: AsyncRead, position: int, ring: AsyncRing) -> Asyn
         return Landed(part, target, 0, await host_read(read, part, target, 0))
 
     try:
-        parts = await read.parts(position)
+        parts = await read.parts(position, ring.slot_bytes)
         async with aclosing(in_flight(parts, read_part, ring.has_room)) as landings:
             async for landed in landings:
                 yield landed
@@ -285,7 +285,7 @@ async def into_target(
     """Reads `[start, read.stop)` to `base` of the target; returns the bytes by rung."""
     rungs: dict[str, int] = {}
     if read.endpoint.stream_only is None:
-        parts = list(await read.parts(start))
+        parts = list(await read.parts(start, PART_BYTES))
         one_shot = len(parts) == 1 and not target.registered
 
         async def read_part(part: Part) -> Landed:

@@ -15,7 +15,7 @@ from racer.deadline import Deadline
 from racer.errors import Closed, RacerError
 from racer.memory import SharedMemory
 from racer.target import RELEASE_SECONDS, TargetMemory
-from racer.transfer import PART_BYTES, RING_SLOTS
+from racer.transfer import RING_PART_BYTES, RING_SLOTS
 
 
 class AsyncTarget(TargetMemory):
@@ -101,7 +101,7 @@ class AsyncTarget(TargetMemory):
 class AsyncRing:
     """Up to `slots` targets of `slot_bytes`, made when they are needed and kept."""
 
-    def __init__(self, slot_bytes: int = PART_BYTES, slots: int = RING_SLOTS) -> None:
+    def __init__(self, slot_bytes: int = RING_PART_BYTES, slots: int = RING_SLOTS) -> None:
         self.slot_bytes = slot_bytes
         self._room = asyncio.Semaphore(slots)
         self._targets: list[AsyncTarget] = []
