@@ -97,7 +97,7 @@ class MemoryReader:
             raise ValueError("the destination does not fit the range")
         report = ReadReport()
         for part in plan_pages(version.size, start, stop, self.geometry):
-            page, rung = await self._page(PageId(version, part.index), context)
+            page, rung = await self._read(PageId(version, part.index), context)
             piece = page[part.start : part.stop]
             destination[part.offset : part.offset + len(piece)] = piece
             report.add(rung, len(piece))
@@ -107,7 +107,7 @@ class MemoryReader:
         self, version: ObjectVersion, start: int, stop: int, context: RequestContext
     ) -> AsyncGenerator[memoryview, None]:
         for part in plan_pages(version.size, start, stop, self.geometry):
-            page, _ = await self._page(PageId(version, part.index), context)
+            page, _ = await self._read(PageId(version, part.index), context)
             yield memoryview(page)[part.start : part.stop]
 
     async def prefetch(
@@ -171,6 +171,11 @@ class MemoryReader:
 
     # --- inside -----------------------------------------------------------------------------
 
+    async def _read(self, page: PageId, context: RequestContext) -> tuple[bytes, str]:
+        content, rung = await self._page(page, context)
+        self.last[page] = rung
+        return content, rung
+
     async def _page(self, page: PageId, context: RequestContext) -> tuple[bytes, str]:
         context.deadline.check("reading")
         self.reading += 1
@@ -186,7 +191,6 @@ class MemoryReader:
         finally:
             self.reading -= 1
         rung = "memory" if page in self.pages else "origin"
-        self.last[page] = rung
         if rung == "origin":
             content, etag = self._object(page.version.object_id)
             if etag != page.version.etag:
@@ -203,6 +207,6 @@ class MemoryReader:
 
 
 def _changed(object_id: ObjectId, etag: str) -> RequestError:
-    error = RequestError("version_changed", f"{object_id.text} changed", retry=Retry.SAME)
+    error = RequestError("version_changed", f"{object_id.text} changed", retry=Retry.NEVER)
     error.current_etag = etag
     return error

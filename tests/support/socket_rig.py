@@ -1,8 +1,9 @@
 """A client socket with its reader, and raw clients to poke it with.
 
 `async with SocketRig(folder) as rig:` serves `rig.origin` (a `ScriptedOrigin`) through real read
-parts at `rig.path`, or `rig.memory` where it is given a `MemoryReader`. Clients are blocking sockets driven from threads, as other processes would be;
-`RawClient` sends exactly the bytes and descriptors it is told to.
+parts at `rig.path`, or `rig.memory` where it is given a `MemoryReader`. Clients are blocking
+sockets driven from threads, as other processes would be; `RawClient` sends exactly the bytes and
+descriptors it is told to.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from racerd.read.reader import CacheReader
 from racerd.runtime.threads import WorkerThreads
 from racerd.serve.client_socket import ClientSocket
 from racerd.serve.peer import AccessPolicy
+from racerd.serve.reader import Reader
 from racerd.serve.settings import ClientSocketSettings
 from tests.support.memory_reader import MemoryReader
 from tests.support.read_rig import ReadRig
@@ -83,6 +86,20 @@ class RawClient:
         body, self._buffer = self._buffer[:length], self._buffer[length:]
         return Answer(int(first.split(" ")[1]), fields, body)
 
+    def receive_cut(self) -> Answer:
+        """Reads a response whose body ends before its announced length."""
+        while True:
+            try:
+                self._more()
+            except EOFError:
+                break
+        head, _, body = self._buffer.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        fields = dict(line.split(": ", 1) for line in lines)
+        assert len(body) < int(fields["Content-Length"]), "the body is whole"
+        self._buffer = b""
+        return Answer(int(first.split(" ")[1]), fields, body)
+
     def ask(
         self,
         line: str,
@@ -119,6 +136,7 @@ class SocketRig:
         folder: Path,
         memory: MemoryReader | None = None,
         *,
+        cache: str = "cache",
         policy: AccessPolicy | None = None,
         **settings: Any,
     ) -> None:
@@ -127,7 +145,10 @@ class SocketRig:
         self.reads = ReadRig(folder)
         self.origin = self.reads.origin
         self.metrics = self.reads.metrics
+        self._cache = cache
         self._memory = memory
+        if memory is not None:
+            memory.name = cache
         self._stack = AsyncExitStack()
 
     @property
@@ -137,13 +158,17 @@ class SocketRig:
 
     async def __aenter__(self) -> SocketRig:
         enter = self._stack.enter_async_context
+        reader: Reader
         if self._memory is None:
-            await enter(self.reads)
+            reads = await enter(self.reads)
+            reader = await enter(CacheReader(self._cache, self.origin, reads.services))
+        else:
+            reader = self._memory
         threads = await enter(WorkerThreads("targets", 1))
         self._stack.callback(self._check_nothing_is_left)
         self.socket = await enter(
             ClientSocket(
-                self._memory or self.reads.reader,
+                reader,
                 self.settings,
                 metrics=self.metrics,
                 threads=threads,
@@ -160,7 +185,7 @@ class SocketRig:
 
     def _check_nothing_is_left(self) -> None:
         assert self.socket.connection_count == 0
-        assert self.metric("racer_connections", cache="cache") == 0
+        assert self.metric("racer_connections", cache=self._cache) == 0
         assert self.metric("racer_targets", kind="host") == 0
         assert self.metric("racer_target_mapped_bytes", kind="host") == 0
 
