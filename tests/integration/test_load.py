@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import racer
-from racer.models.prefix import RacerSource
 from racer.safetensors import SafetensorsError
 from tests.support.counting_origin import CountingOrigin
 from tests.support.safetensors_bytes import model_file
@@ -152,7 +151,7 @@ def test_a_model_that_changes_while_it_is_loaded(
     tmp_path: Path, objects: Path, contents: dict[str, bytes]
 ) -> None:
     """R3, L39, L51: reads are pinned; the new version's bytes never mix in."""
-    with served(tmp_path, f"file://{objects}", "--metadata-ttl=0s") as daemon:
+    with served(tmp_path, f"file://{objects}", "--version-seconds=0") as daemon:
         stream = stream_of(daemon, in_flight=1, staging_bytes=STAGING // 4)
         stream.open()
         write_model(objects / "bucket/models/llama", seed=1000)
@@ -176,21 +175,15 @@ class TestEnds:
         with CountingOrigin(objects) as origin:
             yield origin
 
-    def held(self, daemon: DaemonProcess, origin: CountingOrigin) -> racer.TensorStream:
-        """A stream with headers read, whose first reads are at the origin now, held there."""
-        stream = stream_of(daemon)
+    def held(self, daemon: DaemonProcess, origin: CountingOrigin, **options: Any) -> Any:
+        """A stream with its first tensor taken, whose next reads are held at the origin."""
+        stream = stream_of(daemon, **options)
         stream.open()
         origin.gate.clear()
-        started = threading.Thread(target=lambda: self._first(stream, origin))
-        started.start()
-        started.join()
-        return stream
-
-    @staticmethod
-    def _first(stream: racer.TensorStream, origin: CountingOrigin) -> None:
-        name, _ = next(stream)
-        assert name == "a0"
+        # The headers' pages are in the cache: they hold the first chunk, and the empty tensor.
+        assert next(stream)[0] == "a0"
         assert origin.waiting.acquire(timeout=30)
+        return stream
 
     def test_closing_does_not_wait_for_the_origin(
         self, tmp_path: Path, origin: CountingOrigin
@@ -206,10 +199,8 @@ class TestEnds:
     def test_a_daemon_that_dies_for_good(self, tmp_path: Path, origin: CountingOrigin) -> None:
         """R36, L34: the load ends with a daemon error, and every thread and landing is gone."""
         with served(tmp_path, origin.url) as daemon:
-            stream = self.held(daemon, origin)
-            source = stream._source
-            assert isinstance(source, RacerSource)
-            source.timeout = 2.0  # Otherwise the load waits longer for it to come back.
+            # Otherwise the load waits longer for it to come back.
+            stream = self.held(daemon, origin, timeout=3.0)
             daemon.kill()
             with pytest.raises(racer.DaemonUnavailable) as caught:
                 list(stream)
@@ -235,11 +226,17 @@ class TestEnds:
             stream = self.held(daemon, origin)
             main = threading.main_thread().ident
             assert main is not None
-            interrupt = threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGINT))
-            interrupt.start()
+
+            def consume() -> None:
+                interrupt.start()
+                for _ in stream:
+                    pass
+
+            interrupt = threading.Thread(target=lambda: signal.pthread_kill(main, signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
-                list(stream)
+                consume()
             interrupt.join()
+            stream.close()
             assert not any(t.name.startswith("racer-load-") for t in _workers())
 
 

@@ -44,6 +44,7 @@ def load(
     progress: bool | ProgressCallback | None = None,
     extra_shards: ExtraShards = "refuse",
     socket: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
 ) -> TensorStream:
     """Yields `(name, tensor)` for each tensor of the model at `url`.
 
@@ -58,7 +59,8 @@ def load(
     landings, half tensors that are ready early. `in_flight` chunks are read at a time. `progress`
     is True for a bar, or a function of (done bytes, all bytes). `extra_shards="ignore"` leaves out
     weight files that the index does not name, instead of refusing the model. `socket` is the
-    daemon's, where it is not the default.
+    daemon's, where it is not the default; `timeout` is how long, in seconds, a read may go without
+    getting further (see `Client`).
 
     Raises ValueError here for arguments that cannot be; at the first tensor SafetensorsError for
     files that are not what they should be (nothing was read of their payload then), RacerError for
@@ -73,7 +75,7 @@ def load(
         raise ValueError(f"in_flight is {in_flight}: 1 to {IN_FLIGHT_MAX}")
     if extra_shards not in ("refuse", "ignore"):
         raise ValueError(f"extra_shards is {extra_shards!r}: 'refuse' or 'ignore'")
-    source, only = open_source(url, socket=socket)
+    source, only = open_source(url, socket=socket, timeout=timeout)
     return TensorStream(
         source,
         only=only,

@@ -16,7 +16,10 @@ Location = str | RacerUrl | os.PathLike[str]
 
 
 def open_source(
-    location: Location, *, socket: str | os.PathLike[str] | None = None
+    location: Location,
+    *,
+    socket: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
 ) -> tuple[Source, str | None]:
     """The source of `location`, and the one file in it that is meant, if one is.
 
@@ -32,4 +35,4 @@ def open_source(
 
     if name is not None:
         name = RacerUrl.parse(text).key.rpartition(b"/")[2].decode()
-    return RacerSource(folder, socket=socket), name
+    return RacerSource(folder, socket=socket, timeout=timeout), name

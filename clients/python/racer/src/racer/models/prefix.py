@@ -44,14 +44,14 @@ class RacerSource:
         url: str | RacerUrl,
         *,
         socket: str | os.PathLike[str] | None = None,
-        timeout: float = TIMEOUT_SECONDS,
+        timeout: float | None = None,
     ) -> None:
         parsed = RacerUrl.parse(url)
         key = parsed.key.rstrip(b"/")
         self._base = RacerUrl(parsed.cache, parsed.bucket, key)
         self.location = str(self._base).rstrip("/")
-        self.timeout = timeout
-        self.client = Client(socket=socket, timeout=timeout, connections_max=_CONNECTIONS_MAX)
+        self.timeout = TIMEOUT_SECONDS if timeout is None else timeout
+        self.client = Client(socket=socket, timeout=self.timeout, connections_max=_CONNECTIONS_MAX)
         self.cancelled = threading.Event()
         self._page_bytes: int | None = None
 

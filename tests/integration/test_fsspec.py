@@ -1,0 +1,138 @@
+"""`racer://` through fsspec, on the real daemon: what pandas and its like do."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import racer
+from tests.support.safetensors_bytes import model_file, pattern
+from tools.daemon_process import DaemonProcess
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+WEIGHTS = pattern(300_000, 1)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    folder = tmp_path / "objects" / "bucket"
+    (folder / "a b").mkdir(parents=True)
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "weights.bin").write_bytes(WEIGHTS)
+    (folder / "empty").write_bytes(b"")
+    (folder / "a b" / "100%?#é").write_bytes(b"odd")
+    (folder / "deep" / "er" / "x.txt").write_bytes(b"line 1\nline 2\n")
+    (folder / "m.safetensors").write_bytes(model_file({"t": ("F32", [3, 2])})[0])
+    arguments = ["--page-bytes=64KiB", "--frame-bytes=16KiB", "--memory=8MiB"]
+    arguments += [f"--disk={tmp_path / 'slab'}:64MiB", "--version-seconds=0"]
+    caches = {"local": f"file://{tmp_path / 'objects'}"}
+    with DaemonProcess(tmp_path, caches=caches, arguments=arguments) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def files(daemon: DaemonProcess) -> Iterator[Any]:
+    # By name, so through the entry point; not cached, so that connections end with the test.
+    files = fsspec.filesystem("racer", run_dir=daemon.run_dir, skip_instance_cache=True)
+    yield files
+    files.client.close()
+
+
+def test_walking(files: Any) -> None:
+    """R38: caches, buckets, prefixes and objects, each name good for the next step."""
+    assert files.ls("racer://", detail=False) == ["local"]
+    assert files.ls("local", detail=False) == ["local/bucket"]
+    assert sorted(files.ls("racer://local/bucket/", detail=False)) == [
+        "local/bucket/a%20b",
+        "local/bucket/deep",
+        "local/bucket/empty",
+        "local/bucket/m.safetensors",
+        "local/bucket/weights.bin",
+    ]
+    assert files.find("local/bucket/deep") == ["local/bucket/deep/er/x.txt"]
+    assert files.glob("local/bucket/*.bin") == ["local/bucket/weights.bin"]
+    (odd,) = files.ls("local/bucket/a%20b", detail=False)
+    assert odd == "local/bucket/a%20b/100%25%3F%23%C3%A9"
+    assert files.cat_file(odd) == b"odd"
+
+
+def test_info(files: Any) -> None:
+    """R3: size and ETag of objects; prefixes are directories; the rest is not there."""
+    info = files.info("racer://local/bucket/weights.bin")
+    assert (info["type"], info["size"]) == ("file", len(WEIGHTS)) and info["ETag"]
+    assert files.checksum("local/bucket/weights.bin") == info["ETag"]
+    assert files.ls("local/bucket/weights.bin") == [info]
+    for folder in ("", "local", "local/bucket", "local/bucket/deep"):
+        assert files.isdir(folder)
+    assert files.exists("local/bucket/empty") and not files.exists("local/bucket/nope")
+    for missing in ("local/bucket/nope", "local/bucket/dee", "local/none"):
+        with pytest.raises(FileNotFoundError):
+            files.info(missing)
+        with pytest.raises(FileNotFoundError):
+            files.ls(missing)
+    with pytest.raises(FileNotFoundError):
+        files.cat_file("local/bucket/nope")
+
+
+def test_reading(files: Any, tmp_path: Path) -> None:
+    """R3: whole, parts from both ends, seeks, lines, copies to the disk."""
+    path = "racer://local/bucket/weights.bin"
+    assert files.cat_file(path) == WEIGHTS
+    assert files.cat_file(path, 10, 20) == WEIGHTS[10:20]
+    assert files.cat_file(path, -10) == WEIGHTS[-10:]
+    assert files.cat_file(path, 5, 5) == b"" and files.cat_file("local/bucket/empty") == b""
+    with files.open(path, block_size=1000) as file:
+        file.seek(-7, 2)
+        assert file.read() == WEIGHTS[-7:]
+        file.seek(123_456)
+        assert file.read(70_000) == WEIGHTS[123_456:193_456]
+    with files.open("local/bucket/empty") as file:
+        assert file.read() == b""
+    with files.open("local/bucket/deep/er/x.txt", "r") as file:
+        assert file.readlines() == ["line 1\n", "line 2\n"]
+    files.get("local/bucket/deep/", str(tmp_path / "copy/"), recursive=True)
+    assert (tmp_path / "copy/er/x.txt").read_bytes() == b"line 1\nline 2\n"
+
+
+def test_it_is_read_only(files: Any) -> None:
+    """R34: nothing here can write to an origin."""
+    with pytest.raises(PermissionError, match="read-only"):
+        files.open("local/bucket/new", "wb")
+    with pytest.raises(PermissionError, match="read-only"):
+        files.rm("local/bucket/weights.bin")
+    with pytest.raises(IsADirectoryError):
+        files.open("local/bucket/deep")
+
+
+def test_an_open_file_is_one_version(files: Any, tmp_path: Path) -> None:
+    """R3, L39: the object changes below an open file: an error, never mixed bytes."""
+    with files.open("local/bucket/weights.bin", block_size=1000) as file:
+        assert file.read(10) == WEIGHTS[:10]
+        (tmp_path / "objects/bucket/weights.bin").write_bytes(bytes(400_000))
+        file.seek(200_000)
+        with pytest.raises(racer.VersionChanged):
+            file.read(10)
+
+
+def test_it_goes_to_other_processes(files: Any) -> None:
+    """R33: a data loader's workers get the file system by pickle."""
+    copy = pickle.loads(pickle.dumps(files))
+    try:
+        assert copy.cat_file("local/bucket/deep/er/x.txt") == b"line 1\nline 2\n"
+    finally:
+        copy.client.close()
+
+
+def test_safe_open(daemon: DaemonProcess) -> None:
+    """R34, L41: one tensor of a file behind the daemon."""
+    url = "racer://local/bucket/m.safetensors"
+    with racer.safe_open(url, "numpy", socket=daemon.socket("local")) as file:
+        assert file.keys() == ["t"]
+        whole = file.get_tensor("t")
+        assert whole.tobytes() == pattern(24, 0)
+        assert file.get_slice("t")[1:].tobytes() == whole[1:].tobytes()
