@@ -168,6 +168,16 @@ class Metrics:
             "reason",
         )
         self.gpu_host_pages.labels("gpu_off")  # Present though zero.
+        self.gpu_up = self._gauge("racer_gpu_up", "1 while the GPU's worker serves.", "gpu")
+        self.gpu_worker_deaths = self._counter(
+            "racer_gpu_worker_deaths_total", "Ends of GPU workers, by reason.", "gpu", "reason"
+        )
+        self.gpu_pages = self._counter(
+            "racer_gpu_pages_total", "Pages opened on a GPU: ok, or why not.", "gpu", "result"
+        )
+        self.cufile_open_seconds = self._gauge(
+            "racer_cufile_open_seconds", "How long the cuFile driver took to open.", "gpu"
+        )
 
     def exposition(self) -> tuple[bytes, str]:
         """The text format of Prometheus and its content type."""

@@ -27,6 +27,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from cryptography.exceptions import InvalidTag
@@ -88,6 +89,17 @@ class _PageCipher:
             )
         start = first * self.frame_bytes
         return min(start + count * self.frame_bytes, self.length) - start
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FrameMaterial:
+    """Key, nonces (12 bytes each) and AADs (head and equal tails) of consecutive frames."""
+
+    key: bytes
+    nonces: bytes
+    aad_head: bytes
+    aad_tails: bytes
+    last_bytes: int
 
 
 class PageSealer:

@@ -1,0 +1,607 @@
+"""The daemon's side of a GPU: starts its worker, asks it, and outlives it.
+
+Layer: gpu; the loop thread only; imports no CUDA. A worker is spawned, never forked. It is started
+when first needed and again, with growing pauses, after it died; targets and slabs that were handed
+over are handed over again. While there is no worker every call fails at once with DeviceError
+`gpu_unavailable` and the reason, so that the host path is taken without waiting.
+
+Memory that the GPU may still touch is safe to reuse when a call has returned or raised, cancelled
+or not: a call ends with the worker's answer, or after the worker's process is gone (R7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from racerd.errors import DeviceError, IntegrityError, RacerError, RequestError, Retry
+from racerd.gpu.protocol import (
+    MESSAGE_BYTES_MAX,
+    CloseSlab,
+    Done,
+    Failed,
+    Fatal,
+    ImportTarget,
+    Message,
+    Notice,
+    OpenSlab,
+    ReadPage,
+    Ready,
+    ReleaseTarget,
+    Start,
+    Stop,
+    decode,
+    encode,
+)
+from racerd.runtime.threads import settled
+from racerd.telemetry import Metrics
+from racerd.units import MIB
+
+_log = logging.getLogger(__name__)
+
+PAUSE_SECONDS_FIRST = 1.0
+PAUSE_SECONDS_MAX = 60.0
+HEALTHY_SECONDS = 60.0  # A worker that lived so long starts the pauses anew.
+STOP_SECONDS_MAX = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """`cufile`: off, cuda or kvikio. `kernel_cache`: a folder, or "" for the default one.
+
+    `answer_seconds_max`: a worker that owes an answer longer is killed: a hung GPU must not keep
+    reads (F66).
+    """
+
+    staging_bytes: int = 256 * MIB
+    idle_seconds: float = 60.0
+    cufile: str = "cuda"
+    compat_mode: bool = False
+    kernel_cache: str = ""
+    start_seconds_max: float = 60.0
+    answer_seconds_max: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaShape:
+    """The shared arena of sealed frames. The descriptor stays the daemon's."""
+
+    descriptor: int
+    size: int
+    frame_bytes: int
+    frames_per_page: int
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFrames:
+    """What it takes to open consecutive frames of one page: see `protocol.ReadPage`."""
+
+    key: bytes
+    nonces: bytes
+    tags: bytes
+    crcs: tuple[int, ...]
+    aad_head: bytes
+    aad_tails: bytes
+    last_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """Bytes [skip, skip + take) of `frames`' plaintext, to `offset` in the target.
+
+    The ciphertext lies in arena `slots`, which the caller keeps until the read ends; or, where
+    there are none, in `slab` at `slab_offset` (4 KiB aligned), and cuFile reads it.
+    """
+
+    frames: SealedFrames
+    offset: int
+    skip: int
+    take: int
+    slots: tuple[int, ...] = ()
+    slab: int = -1
+    slab_offset: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class GpuTarget:
+    """A client's GPU memory. The descriptor is ours until the target is released."""
+
+    number: int
+    size: int
+    descriptor: int
+    worker: _Worker | None = None  # the one that has it imported
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class _Worker:
+    """One process and its socket. Made by `spawn`; over when `gone` is done."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self.process = process
+        self._socket = connection
+        self._loop = asyncio.get_running_loop()
+        self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._waiting: dict[int, tuple[asyncio.Future[Done], float]] = {}
+        self._requests = 0
+        self.ready: asyncio.Future[Ready] = self._loop.create_future()
+        self.gone: asyncio.Future[Fatal] = self._loop.create_future()
+        self.on_notice: Callable[[Notice], None] = lambda notice: None
+        self._fatal: Fatal | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self.started = time.monotonic()
+        self._loop.add_reader(connection.fileno(), self._readable)
+
+    @classmethod
+    def spawn(cls) -> _Worker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                ours.setblocking(False)
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 * MIB)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "racerd.gpu.worker", "--socket", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return cls(process, ours)
+
+    @property
+    def alive(self) -> bool:
+        return self._ending is None
+
+    # ---- sending ----
+
+    def send(self, message: Message, *descriptors: int) -> None:
+        """Queues a message. Descriptors stay the caller's and must stay open until it is sent."""
+        # A copy of each, so that nobody's closing comes before the sending.
+        copies = tuple(os.dup(descriptor) for descriptor in descriptors)
+        self._outgoing.append((encode(message), copies))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outgoing and self.alive:
+            datagram, descriptors = self._outgoing[0]
+            try:
+                socket.send_fds(self._socket, [datagram], list(descriptors))
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._flush)
+                return
+            except OSError:
+                self.end()
+                return
+            self._outgoing.popleft()
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if self.alive:
+            self._loop.remove_writer(self._socket.fileno())
+
+    async def ask(self, make: Callable[[int], Message], *descriptors: int) -> None:
+        """Sends a request and waits for its answer. Raises what `Failed` says.
+
+        Cancelling: waits for the answer all the same, then raises CancelledError.
+        """
+        self._requests += 1
+        number = self._requests
+        message = make(number)
+        future: asyncio.Future[Done] = self._loop.create_future()
+        if not self.alive:
+            raise _gone(self._fatal or _SILENT)
+        self._waiting[number] = (future, time.monotonic())
+        self.send(message, *descriptors)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await settled(future)
+            raise
+
+    def oldest_wait_seconds(self) -> float:
+        """How long the oldest request has been without an answer; 0 without any."""
+        first = next(iter(self._waiting.values()), None)
+        return time.monotonic() - first[1] if first else 0.0
+
+    # ---- receiving ----
+
+    def _readable(self) -> None:
+        try:
+            while self.alive:
+                datagram = self._socket.recv(MESSAGE_BYTES_MAX)
+                if not datagram:
+                    self.end()
+                    return
+                self._take(decode(datagram))
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            _log.error("the GPU worker's socket broke: %s", error)
+            self.end()
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Done(request=0) | Failed(request=0):
+                return  # Of a slab that was handed over: notices tell what became of it.
+            case Done() | Failed():
+                future, _ = self._waiting.pop(message.request, (None, 0.0))
+                if future is None:
+                    raise ValueError(f"an answer to no question: {message.request}")
+                if isinstance(message, Done):
+                    future.set_result(message)
+                else:
+                    future.set_exception(_error(message))
+            case Notice():
+                self.on_notice(message)
+            case Ready():
+                self.ready.set_result(message)
+            case Fatal():
+                self._fatal = message
+            case _:
+                raise ValueError(f"a daemon is not sent {type(message).__name__}")
+
+    # ---- the end ----
+
+    def end(self) -> None:
+        """Kills the process unless it is going by itself; fails what waits once it is gone."""
+        if self._ending is not None:
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._ending = asyncio.create_task(self._end(), name="gpu-worker-end")
+
+    async def _end(self) -> None:
+        self.process.kill()
+        # Only the end of the process ends its DMA: until then buffers stay where they are.
+        await wait_for_exit(self.process)
+        self._socket.close()
+        while self._outgoing:
+            for descriptor in self._outgoing.popleft()[1]:
+                os.close(descriptor)
+        fatal = self._fatal or _SILENT
+        waiting, self._waiting = self._waiting, {}
+        for future, _ in waiting.values():
+            future.set_exception(_gone(fatal))
+            future.exception()  # Nobody may be listening any more.
+        if not self.ready.done():
+            self.ready.set_exception(_gone(fatal))
+            self.ready.exception()
+        self.gone.set_result(fatal)
+
+    async def stop(self) -> None:
+        """Asks the process to finish, and ends it if it does not."""
+        if self.alive:
+            self.send(Stop())
+            await asyncio.wait([self.gone], timeout=STOP_SECONDS_MAX)
+            self.end()
+        await self.gone
+
+
+_SILENT = Fatal(
+    "gpu_worker_died", "the GPU's worker process died without a word", "see the daemon's log", 0
+)
+
+
+async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the process without blocking the loop, and reaps it."""
+    loop = asyncio.get_running_loop()
+    descriptor = os.pidfd_open(process.pid)
+    exited: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, _resolve, exited)
+    try:
+        await exited
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.wait()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _gone(fatal: Fatal) -> DeviceError:
+    return DeviceError(fatal.code, fatal.message, native=fatal.native, hint=fatal.hint)
+
+
+def _error(failed: Failed) -> RacerError:
+    if failed.code.startswith("corrupt_"):
+        return IntegrityError(failed.code, failed.message, hint=failed.hint, retry=Retry.ELSEWHERE)
+    if failed.code.startswith("target_"):
+        return RequestError(failed.code, failed.message, hint=failed.hint)
+    return DeviceError(failed.code, failed.message, native=failed.native, hint=failed.hint)
+
+
+class GpuDevice:
+    """One GPU, by UUID (32 hex digits). Use as an async context manager.
+
+    `wait_ready` is for a daemon that must have the GPU; others simply use it and are told.
+    """
+
+    def __init__(
+        self, uuid: str, settings: GpuSettings, arena: ArenaShape, metrics: Metrics
+    ) -> None:
+        self.uuid = uuid
+        self._settings = settings
+        self._arena = arena
+        self._metrics = metrics
+        self._worker: _Worker | None = None
+        self._why_not: Fatal | None = Fatal("gpu_starting", "the GPU's worker is starting", "", 0)
+        self._supervision: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._slabs: dict[int, int] = {}
+        self._targets = 0
+        self.restarts = 0
+
+    async def __aenter__(self) -> GpuDevice:
+        self._supervision = asyncio.create_task(self._supervise(), name=f"gpu-{self.uuid}")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._supervision is not None
+        self._supervision.cancel()
+        await settled(self._supervision)
+        for descriptor in self._slabs.values():
+            os.close(descriptor)
+        self._slabs.clear()
+
+    @property
+    def why_not(self) -> str | None:
+        """Why this GPU cannot be used now, in words, or None."""
+        why = self._why_not
+        return None if why is None else f"{why.message} ({why.code})"
+
+    # ---- life of the worker ----
+
+    async def _supervise(self) -> None:
+        pause = PAUSE_SECONDS_FIRST
+        while True:
+            worker = _Worker.spawn()
+            try:
+                fatal = await self._live(worker)
+            finally:
+                self._worker = None
+                await _through_cancellation(worker.stop())
+            lived = time.monotonic() - worker.started
+            pause = PAUSE_SECONDS_FIRST if lived > HEALTHY_SECONDS else pause
+            self._why_not = fatal
+            self._metrics.gpu_up.labels(self.uuid).set(0)
+            self._metrics.gpu_worker_deaths.labels(self.uuid, fatal.code).inc()
+            _log.warning(
+                "GPU %s: %s (%s); reads take the host path, next try in %g s. %s",
+                self.uuid, fatal.message, fatal.code, pause, fatal.hint,
+            )  # fmt: skip
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), pause)
+            except TimeoutError:
+                pause = min(2 * pause, PAUSE_SECONDS_MAX)
+            self.restarts += 1
+
+    async def _live(self, worker: _Worker) -> Fatal:
+        """Starts `worker`, serves with it, and returns what it died of."""
+        worker.on_notice = self._on_notice
+        worker.send(self._start_message(), self._arena.descriptor)
+        first: list[asyncio.Future[Any]] = [worker.ready, worker.gone]
+        await asyncio.wait(
+            first,
+            timeout=self._settings.start_seconds_max,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not worker.ready.done():
+            worker.end()
+            await worker.gone
+            return Fatal("gpu_start_timeout", "the GPU's worker did not start in time", "", 0)
+        if worker.ready.exception() is None and worker.alive:
+            for number, descriptor in self._slabs.items():
+                worker.send(OpenSlab(0, number), descriptor)
+            self._worker, self._why_not = worker, None
+            self._metrics.gpu_up.labels(self.uuid).set(1)
+        return await self._watch(worker)
+
+    async def _watch(self, worker: _Worker) -> Fatal:
+        limit = self._settings.answer_seconds_max
+        while not worker.gone.done():
+            await asyncio.wait([worker.gone], timeout=max(0.05, limit / 4))
+            if worker.oldest_wait_seconds() > limit:
+                _log.error("GPU %s owes an answer for %g s: its worker is killed", self.uuid, limit)
+                self._worker = None
+                worker.end()
+        return worker.gone.result()
+
+    def _start_message(self) -> Start:
+        settings, arena = self._settings, self._arena
+        return Start(
+            gpu=self.uuid,
+            arena_bytes=arena.size,
+            frame_bytes=arena.frame_bytes,
+            frames_per_page=arena.frames_per_page,
+            slot_bytes=arena.slot_bytes,
+            staging_bytes=settings.staging_bytes,
+            idle_seconds=settings.idle_seconds,
+            kernel_cache=settings.kernel_cache,
+            cufile=settings.cufile,
+            compat_mode=settings.compat_mode,
+        )
+
+    def _on_notice(self, notice: Notice) -> None:
+        where = "cuFile" if notice.scope == "driver" else f"cuFile for slab {notice.slab}"
+        log = _log.info if notice.state == "on" else _log.warning
+        log("GPU %s: %s is %s: %s. %s", self.uuid, where, notice.state, notice.reason, notice.text)
+        if notice.scope == "driver" and notice.seconds:
+            self._metrics.cufile_open_seconds.labels(self.uuid).set(notice.seconds)
+        if notice.state == "off":
+            self._metrics.fallbacks.labels("cufile", notice.reason).inc()
+
+    def retry_now(self) -> None:
+        """Ends the pause before the next start."""
+        self._wake.set()
+
+    async def wait_ready(self) -> None:
+        """Waits until the worker serves. Raises DeviceError with the reason where it died."""
+        while self._worker is None:
+            if self._why_not is not None and self._why_not.code != "gpu_starting":
+                raise _gone(self._why_not)
+            await asyncio.sleep(0.01)
+
+    def _working(self) -> _Worker:
+        worker = self._worker
+        if worker is None or not worker.alive:
+            why = self._why_not or _SILENT
+            raise DeviceError(
+                "gpu_unavailable",
+                f"GPU {self.uuid} cannot be used now: {why.message}",
+                native=why.native,
+                hint=why.hint or "the host path is taken meanwhile",
+            )
+        return worker
+
+    # ---- targets ----
+
+    async def import_target(self, descriptor: int, size: int) -> GpuTarget:
+        """Imports an exported allocation. Takes the descriptor over, also when it raises.
+
+        Raises RequestError `target_…` where the memory is not what it was said to be, DeviceError
+        where the GPU cannot be used.
+        """
+        self._targets += 1
+        target = GpuTarget(self._targets, size, descriptor)
+        try:
+            await self._import(target, self._working())
+        except BaseException:
+            # Cancelled or not, the worker has answered: nothing else uses the descriptor.
+            await self._forget(target)
+            raise
+        return target
+
+    async def _import(self, target: GpuTarget, worker: _Worker) -> None:
+        async with target.lock:
+            if target.worker is worker:
+                return
+            await worker.ask(
+                lambda request: ImportTarget(request, target.number, target.size),
+                target.descriptor,
+            )
+            target.worker = worker
+
+    async def release_target(self, target: GpuTarget) -> None:
+        """Lets the memory go. On return nothing here touches or maps it any more (F89)."""
+        await _through_cancellation(self._forget(target))
+
+    async def _forget(self, target: GpuTarget) -> None:
+        async with target.lock:
+            worker, target.worker = target.worker, None
+            if target.descriptor >= 0:
+                os.close(target.descriptor)
+                target.descriptor = -1
+            if worker is None:
+                return
+            try:
+                await worker.ask(lambda request: ReleaseTarget(request, target.number))
+            except RacerError:
+                # It died, or its driver failed: the mapping goes with the process at the latest.
+                worker.end()
+                await worker.gone
+
+    # ---- slabs ----
+
+    def open_slab(self, number: int, descriptor: int) -> None:
+        """Lets cuFile read this slab. The descriptor is duplicated."""
+        self._slabs[number] = os.dup(descriptor)
+        if self._worker is not None and self._worker.alive:
+            self._worker.send(OpenSlab(0, number), descriptor)
+
+    async def close_slab(self, number: int) -> None:
+        """On return no read of the slab runs and nothing holds it open."""
+        os.close(self._slabs.pop(number))
+        worker = self._worker
+        if worker is not None and worker.alive:
+            await _through_cancellation(worker.ask(lambda request: CloseSlab(request, number)))
+
+    # ---- reads ----
+
+    async def read(self, target: GpuTarget, reads: Sequence[PageRead]) -> list[RacerError | None]:
+        """Reads pages into `target`, all at once; returns per read None, or why it failed.
+
+        None means that every frame was verified before it was decrypted into the target. After an
+        IntegrityError the frames that failed are zeros in the target. DeviceErrors ask for the
+        host path: `cufile_…` for this read, others for this GPU.
+        Cancelling: waits until nothing of these reads runs any more.
+        """
+        jobs = [asyncio.ensure_future(self._read(target, read)) for read in reads]
+        try:
+            await asyncio.shield(asyncio.gather(*jobs))
+        except asyncio.CancelledError:
+            for job in jobs:
+                await settled(job)
+            raise
+        return [job.result() for job in jobs]
+
+    async def _read(self, target: GpuTarget, read: PageRead) -> RacerError | None:
+        try:
+            if target.descriptor < 0:
+                raise RequestError("target_unknown", "the target was released")
+            worker = self._working()
+            await self._import(target, worker)
+            await worker.ask(lambda request: _message(request, target.number, read))
+        except RacerError as error:
+            self._count(read, error.code)
+            return error
+        self._count(read, "ok")
+        return None
+
+    def _count(self, read: PageRead, result: str) -> None:
+        self._metrics.gpu_pages.labels(self.uuid, result).inc()
+        if read.slots:
+            return
+        if result == "ok":
+            self._metrics.cufile_pages.inc()
+        else:
+            self._metrics.gpu_host_pages.labels(result).inc()
+
+
+def _message(request: int, target: int, read: PageRead) -> ReadPage:
+    frames = read.frames
+    return ReadPage(
+        request=request,
+        target=target,
+        offset=read.offset,
+        skip=read.skip,
+        take=read.take,
+        last_bytes=frames.last_bytes,
+        slots=read.slots,
+        slab=read.slab,
+        slab_offset=read.slab_offset,
+        key=frames.key,
+        nonces=frames.nonces,
+        tags=frames.tags,
+        crcs=b"".join(crc.to_bytes(8, "little") for crc in frames.crcs),
+        aad_head=frames.aad_head,
+        aad_tails=frames.aad_tails,
+    )
+
+
+async def _through_cancellation(work: Awaitable[None]) -> None:
+    """Awaits `work` to its end even when cancelled, then raises CancelledError or its error."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await settled(task)
+        raise
