@@ -28,10 +28,11 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_PER_HEAD_MAX * _INT_BYTES)
 class ReceivedDescriptor:
     """One descriptor from a peer. Closing twice is harmless; not closing is a ResourceWarning."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_fd", "_used")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._used = False
 
     def fileno(self) -> int:
         """The descriptor's number. Raises ValueError once it is closed."""
@@ -47,15 +48,16 @@ class ReceivedDescriptor:
 
     def duplicate(self) -> ReceivedDescriptor:
         """Another descriptor of the same memory, with an owner of its own."""
+        self._used = True
         return ReceivedDescriptor(fcntl.fcntl(self.fileno(), fcntl.F_DUPFD_CLOEXEC, 0))
 
     def close(self) -> bool:
-        """Closes the descriptor. Returns whether there was one left to close."""
+        """Closes the descriptor. Returns whether nobody had taken or used it."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return False
         os.close(fd)
-        return True
+        return not self._used
 
     def __enter__(self) -> ReceivedDescriptor:
         return self

@@ -199,7 +199,11 @@ class TargetRegistry:
         self, kind: str, descriptor: ReceivedDescriptor, holder: Hashable, peer: PeerCredentials
     ) -> tuple[str, HostTarget]:
         """Opens a target that lives until `release`, or until `release_all` of its holder."""
-        self._check_room(kind, holder)
+        try:
+            self._check_room(kind, holder)
+        except RacerError as error:
+            self._metrics.targets_refused.labels(error.code).inc()
+            raise
         target = await HostTarget(descriptor, self._threads, self._metrics).open()
         target_id = secrets.token_hex(16)
         self._entries[target_id] = _Entry(target, holder, peer.uid)

@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -192,6 +193,17 @@ class SocketRig:
     @property
     def path(self) -> Path:
         return self.socket.path
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Lets the daemon run until `true()`."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not true():
+            assert time.monotonic() < deadline, "it never came true"
+            await asyncio.sleep(0)
+
+    async def connections(self, count: int) -> None:
+        """Waits until the daemon has `count` connections."""
+        await self.until(lambda: self.socket.connection_count == count)
 
     async def client(self, talk: Callable[[RawClient], T]) -> T:
         """Runs `talk` with a fresh connection on a thread of its own."""
