@@ -264,6 +264,24 @@ class PageOpener:
         except InvalidTag:
             self._refuse(0)
 
+    def frame_material(self, first: int, count: int) -> FrameMaterial:
+        """What another device needs to open frames [first, first + count): the GPU's worker.
+
+        Raises ValueError outside the page, and for a page with one tag for all of it.
+        """
+        cipher = self._cipher
+        if self.single_frame:
+            raise ValueError("a page with a single tag is opened on the host only")
+        span = cipher.span_bytes(first, count)
+        frames = range(first, first + count)
+        return FrameMaterial(
+            key=self._key.record_key(self._seal.salt),
+            nonces=b"".join(cipher.nonce(frame) for frame in frames),
+            aad_head=cipher.aad(first)[: -_FRAME_INDEX.size],
+            aad_tails=b"".join(_FRAME_INDEX.pack(frame) for frame in frames),
+            last_bytes=span - (count - 1) * cipher.frame_bytes,
+        )
+
     def _refuse(self, frame: int) -> NoReturn:
         raise IntegrityError(
             "corrupt_tag",
