@@ -71,14 +71,19 @@ class Delivery:
         ResourceError `overloaded` or `deadline_exceeded` while it waits for its turn. The caller
         keeps the source until this ends. Cancelling: what runs is waited for.
         """
-        pieces = self._pieces(source, part, destination)
         with await self._admission.take(
             self._admission.opening, part.length, connection=connection, deadline=deadline
         ):
-            job: Job[None] = self._threads.submit_pieces(pieces, urgent=len(pieces) == 1)
+            job = self._submit(source, part, destination)
             await finished(job)
         self._queue_seconds.observe(job.queued_seconds)
         self._open_seconds.observe(time.perf_counter() - job.submitted_at)
+
+    def _submit(self, source: Source, part: PagePart, destination: memoryview) -> Job[None]:
+        """Hands the pieces to the threads. Only the job has them: it drops them at its end, whereas
+        a frame that waits would keep them, and their views, in the traceback of an error."""
+        pieces = self._pieces(source, part, destination)
+        return self._threads.submit_pieces(pieces, urgent=len(pieces) == 1)
 
     def _pieces(self, source: Source, part: PagePart, destination: memoryview) -> list[Piece]:
         if isinstance(source, PageLease):

@@ -19,7 +19,7 @@ from racerd.read.memory import FrameSlots, MemoryTier, PageLease
 from racerd.read.settings import ReadSettings
 from racerd.read.sources import PlainShare
 from racerd.read.writeback import WriteBack
-from racerd.runtime.threads import WorkerThreads, finished
+from racerd.runtime.threads import Job, WorkerThreads, finished
 from racerd.telemetry import Metrics
 
 
@@ -74,7 +74,7 @@ class Keeper:
             return None
         started_at = time.perf_counter()
         try:
-            seal = await self._seal(flight, plain, slots)
+            seal = await finished(self._seal(flight, plain, slots))
         except BaseException:
             self._memory.return_slots(slots)
             raise
@@ -89,7 +89,8 @@ class Keeper:
     def _slots(self, flight: Flight, length: int) -> FrameSlots | None:
         return self._memory.try_reserve(0, self._memory.geometry.frame_count(length), length)
 
-    async def _seal(self, flight: Flight, plain: PlainShare, slots: FrameSlots) -> Seal:
+    def _seal(self, flight: Flight, plain: PlainShare, slots: FrameSlots) -> Job[Seal]:
+        """Hands the frames to the threads; as in `Delivery`, only the job has views of them."""
         geometry = self._memory.geometry
         view = plain.view
         sealer = PageSealer(flight.page, len(view), geometry, self._keyring.active)
@@ -103,4 +104,4 @@ class Keeper:
             )
             for first in range(0, slots.count, step)
         ]
-        return await finished(self._threads.submit_pieces(pieces, then=sealer.finish))
+        return self._threads.submit_pieces(pieces, then=sealer.finish)

@@ -16,6 +16,7 @@ from racerd.read.admission import Admission
 from racerd.read.delivery import Delivery
 from racerd.read.explain import ServeRecord
 from racerd.read.flight import FlightTable
+from racerd.read.holds import Holds
 from racerd.read.keeping import Keeper
 from racerd.read.memory import MemoryTier
 from racerd.read.partial import PartialReads
@@ -61,6 +62,7 @@ class ReadServices:
         self.metrics = metrics
         self.strays = Strays()
         self.admission = Admission(settings, geometry, metrics)
+        self.holds = Holds(self.admission.plaintext)
         self.memory = MemoryTier(arena, geometry, waiters_max=settings.waiters_max)
         self.flights = FlightTable(metrics, flights_max=settings.waiters_max)
         self.write_back = WriteBack(store, threads.disk, settings, metrics)

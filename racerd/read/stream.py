@@ -12,12 +12,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from racerd.errors import RacerError
 from racerd.ids import ObjectVersion, PageId
 from racerd.read.flight import FlightKey
+from racerd.read.holds import PlainHold
 from racerd.read.page_reader import PageReader, ReadReport, RequestContext
 from racerd.read.plan import PagePart, plan_pages
 from racerd.read.services import ReadServices
@@ -81,7 +83,7 @@ class PageStream:
         self._context = context
         self._free: list[_Scratch] = []
         self._ahead: deque[_Chunk] = deque()
-        self._held: dict[int, PlainShare] = {}
+        self._held: dict[int, PlainHold] = {}
         self._fetching: set[asyncio.Task[None]] = set()
         self._fetched_to = -1
         self.report = ReadReport()
@@ -146,15 +148,12 @@ class PageStream:
     async def _read(self, step: _Step, view: memoryview) -> None:
         self._drop_passed(step.part.index)
         page = PageId(self._version, step.part.index)
-        held = self._held.get(page.index)
-        if held is not None and not self._services.memory.contains(page):
-            share = held.share()
-            try:
-                await self._pages.deliver(share, page, step.chunk, view, self._context)
-            finally:
-                share.release()
-            self.report.add(share.rung, step.chunk.length)
-            return
+        hold = self._held.get(page.index)
+        if hold is not None and not self._services.memory.contains(page):
+            share = hold.share()
+            if share is not None:
+                await self._deliver(share, page, step.chunk, view)
+                return
         await self._pages.read(
             self._version,
             step.chunk,
@@ -164,6 +163,15 @@ class PageStream:
             wanted=step.part,
             on_plain=self._hold,
         )
+
+    async def _deliver(
+        self, share: PlainShare, page: PageId, chunk: PagePart, view: memoryview
+    ) -> None:
+        try:
+            await self._pages.deliver(share, page, chunk, view, self._context)
+        finally:
+            share.release()
+        self.report.add(share.rung, chunk.length)
 
     # --- pages ahead, and plaintext that is not kept -----------------------------------------
 
@@ -199,14 +207,13 @@ class PageStream:
         """
         if page.index in self._held:
             return
-        self._held[page.index] = share.share()
+        hold = self._services.holds.hold(share)
+        if hold is None:
+            return
+        self._held[page.index] = hold
         flight = self._services.flights.find(FlightKey(page))
         if flight is not None:
-            flight.kept.add_done_callback(lambda kept: self._drop_held(page.index, kept.result()))
-
-    def _drop_held(self, index: int, kept: bool) -> None:
-        if kept and index in self._held:
-            self._held.pop(index).release()
+            flight.kept.add_done_callback(partial(_release_if_kept, hold))
 
     def _drop_passed(self, index: int) -> None:
         for passed in [held for held in self._held if held < index - 1]:
@@ -220,8 +227,13 @@ class PageStream:
             await settled(task)
         for scratch in [chunk.scratch for chunk in self._ahead] + self._free:
             scratch.charge.release()
-        for share in self._held.values():
-            share.release()
+        for hold in self._held.values():
+            hold.release()
         self._ahead.clear()
         self._free.clear()
         self._held.clear()
+
+
+def _release_if_kept(hold: PlainHold, kept: asyncio.Future[bool]) -> None:
+    if kept.result():
+        hold.release()

@@ -14,7 +14,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 
 from racerd.errors import ResourceError, Retry
@@ -82,6 +82,8 @@ class FairBudget:
         self.refused = 0
         self.waiting = 0
         self._keys: OrderedDict[Hashable, _Key] = OrderedDict()  # The next to be served first.
+        # Gives up a charge that is held for convenience only; False where there is none.
+        self.reclaim: Callable[[], bool] | None = None
 
     def try_charge(self, amount: int, key: Hashable) -> Charge | None:
         """Takes `amount` if it is free and nobody waits for it, else returns None.
@@ -114,6 +116,8 @@ class FairBudget:
         leaves the queue.
         """
         charge = self.try_charge(amount, key)
+        while charge is None and self.reclaim is not None and self.reclaim():
+            charge = self.try_charge(amount, key)
         if charge is not None:
             return charge
         if self.waiting >= self.waiters_max:

@@ -1,7 +1,8 @@
 """A node's read layer with real parts: arena, threads, store on a slab file, keyring.
 
 `async with ReadRig(tmp_path) as rig:` gives `rig.reader` on `rig.origin`. Leaving it checks that
-nothing is left: no lease, no charge, no flight, no stray.
+nothing is left: no lease, no charge, no flight, no stray. With `store` the disk is a scripted one,
+with `chance` the threads are stepped ones.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import cast
 
 from racerd.crypto.keyring import Keyring
 from racerd.ids import ObjectId, ObjectVersion
@@ -24,6 +26,8 @@ from racerd.store import DiskSettings, Store, StoreSettings
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
 from tests.support.scripted_origin import ScriptedOrigin
+from tests.support.scripted_store import ScriptedStore
+from tests.support.stepped_threads import SteppedThreads
 
 GEOMETRY = PageGeometry(64 * KIB, 4 * KIB)
 PAGE = GEOMETRY.page_bytes
@@ -45,8 +49,9 @@ class ReadRig:
         pages_in_memory: int = 16,
         disk_bytes: int = 8 * MIB,
         origin: ScriptedOrigin | None = None,
+        store: ScriptedStore | None = None,
+        chance: random.Random | None = None,
         origin_threads: int = 8,
-        store_type: type[Store] = Store,
     ) -> None:
         self.folder = folder
         self.settings = settings or small_settings()
@@ -55,20 +60,19 @@ class ReadRig:
         self._arena_bytes = pages_in_memory * GEOMETRY.frames_per_page * (FRAME + 4 * KIB)
         self._disk_bytes = disk_bytes
         self._origin_threads = origin_threads
-        self._store_type = store_type
+        self.scripted_store = store
+        self._chance = chance
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> ReadRig:
         enter, aenter = self._stack.enter_context, self._stack.enter_async_context
         self.keyring = Keyring.open(self.folder / "keys")
         self.arena = enter(FrameArena(FRAME, self._arena_bytes))
-        disks = (DiskSettings(self.folder / "slab", self._disk_bytes),) if self._disk_bytes else ()
-        settings = StoreSettings(disks, free_floor_ratio=0.0, scrub_bytes_per_second=0)
-        self.store = enter(self._store_type(settings, GEOMETRY, self.metrics))
+        self.store = self._open_store()
         self.threads = ReadThreads(
-            open=await aenter(WorkerThreads("open", 2)),
-            disk=await aenter(WorkerThreads("disk", 2)),
-            origin=await aenter(WorkerThreads("origin", self._origin_threads)),
+            open=await aenter(self._threads("open", 2)),
+            disk=await aenter(self._threads("disk", 2)),
+            origin=await aenter(self._threads("origin", self._origin_threads)),
         )
         self._stack.push_async_callback(self._check_nothing_is_left)
         self.services = await aenter(
@@ -84,6 +88,18 @@ class ReadRig:
         )
         self.reader = await aenter(CacheReader("cache", self.origin, self.services))
         return self
+
+    def _open_store(self) -> Store:
+        if self.scripted_store is not None:
+            return cast(Store, self.scripted_store)
+        disks = (DiskSettings(self.folder / "slab", self._disk_bytes),) if self._disk_bytes else ()
+        settings = StoreSettings(disks, free_floor_ratio=0.0, scrub_bytes_per_second=0)
+        return self._stack.enter_context(Store(settings, GEOMETRY, self.metrics))
+
+    def _threads(self, name: str, count: int) -> WorkerThreads:
+        if self._chance is not None:
+            return SteppedThreads(name, count, self._chance)
+        return WorkerThreads(name, count)
 
     async def __aexit__(self, *exception: object) -> None:
         self.origin.release()
