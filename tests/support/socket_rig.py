@@ -56,7 +56,11 @@ class RawClient:
     def __init__(self, path: Path) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(PATIENCE_SECONDS)
-        self.sock.connect(os.fspath(path))
+        try:
+            self.sock.connect(os.fspath(path))
+        except OSError:
+            self.sock.close()
+            raise
         self._buffer = b""
 
     def __enter__(self) -> RawClient:
@@ -167,15 +171,14 @@ class SocketRig:
             reader = self._memory
         threads = await enter(WorkerThreads("targets", 1))
         self._stack.callback(self._check_nothing_is_left)
-        self.socket = await enter(
-            ClientSocket(
-                reader,
-                self.settings,
-                metrics=self.metrics,
-                threads=threads,
-                policy=self.policy,
-            )
+        self.socket = ClientSocket(
+            reader, self.settings, metrics=self.metrics, threads=threads, policy=self.policy
         )
+        try:
+            await enter(self.socket)
+        except BaseException:
+            await self._stack.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
