@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -76,18 +77,14 @@ def test_errors_without_a_body(
         assert caught.value.etag == '"v2"'
 
 
-def test_an_answer_to_head_that_leaves_the_reason_open(
+def test_an_answer_to_head_names_its_code_in_a_field(
     daemon: FakeDaemon, client: racer.Client
 ) -> None:
-    """L34: the reason is asked for where the status alone does not tell it."""
+    """L34: without a body, `Racer-Error` still tells what happened."""
     url = daemon.put("llama", "config.json", b"{}")
-    daemon.on("HEAD", error(502, "origin_protocol"))
-    daemon.on("GET", error(502, "origin_protocol"))
-    with pytest.raises(racer.OriginUnavailable, match="told origin_protocol"):
+    daemon.on("HEAD", error(502, "corrupt", Racer_Error="corrupt"))
+    with pytest.raises(racer.Corrupt, match="failed verification"):
         client.stat(url)
-    daemon.on("HEAD", error(502, "origin_protocol"))
-    with pytest.raises(racer.OriginUnavailable, match="status 502"):
-        client.stat(daemon.put("llama", "empty", b""))
 
 
 @pytest.mark.parametrize(
@@ -429,7 +426,7 @@ def test_readers_that_fail_give_their_slots_back(daemon: FakeDaemon, client: rac
 
 
 @pytest.mark.parametrize(
-    "code", ["target_not_memory", "target_unsealed", "target_sparse", "target_read_only"]
+    "code", ["target_not_memory", "target_unsealed", "target_hugetlb", "target_read_only"]
 )
 def test_a_refused_target_falls_back_to_the_stream_and_says_so_once(
     daemon: FakeDaemon, client: racer.Client, caplog: pytest.LogCaptureFixture, code: str
@@ -452,6 +449,42 @@ def test_a_refused_target_falls_back_to_the_stream_and_says_so_once(
     assert len(caplog.records) == 1
     assert f"told {code}" in caplog.text
     assert daemon.count("POST") == 1
+
+
+def _holes_are_sparse(seen: Seen) -> Reply | None:
+    """A daemon on a kernel that cannot tell allocated pages from holes."""
+    for fd in seen.descriptors:
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        hole = os.lseek(own, 0, os.SEEK_HOLE)
+        os.close(own)
+        if hole < os.fstat(fd).st_size:
+            return error(422, "target_sparse")
+    return None
+
+
+def test_memory_is_touched_where_the_daemon_wants_it(
+    daemon: FakeDaemon, client: racer.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R4, R8: that is no reason to fall back."""
+    data = pattern(PART_BYTES + MIB)
+    url = daemon.put("llama", "weights", data)
+    daemon.always("POST", _holes_are_sparse)
+    assert client.read(url) == data
+    with client.map(url, 0, MIB) as view:
+        assert view == data[:MIB]
+    mapped = client.map(url)
+    assert mapped.view == data
+    assert mapped.rungs == {"memory": len(data)}
+    mapped.close()
+
+    async def main() -> None:
+        async with racer.AsyncClient(run_dir=daemon.run_dir) as other:
+            assert await other.read(url) == data
+            async with other.map(url, 0, MIB) as view:
+                assert view == data[:MIB]
+
+    asyncio.run(main())
+    assert not caplog.records
 
 
 def test_a_daemon_without_host_reads(

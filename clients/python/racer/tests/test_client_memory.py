@@ -104,35 +104,6 @@ def test_nothing_is_no_memory() -> None:
         SharedMemory.allocate(0)
 
 
-def test_huge_pages_where_they_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reserved huge pages are asked for only where enough of them are free; where somebody else
-    takes them first, small pages do."""
-    flags_seen: list[int] = []
-    real = os.memfd_create
-
-    def create(name: str, flags: int) -> int:
-        flags_seen.append(flags & os.MFD_HUGETLB)
-        return real(name, flags)
-
-    monkeypatch.setattr(os, "memfd_create", create)
-    free = memory_module._free_huge_pages()
-    monkeypatch.setattr(memory_module, "_free_huge_pages", lambda: 3)
-    memory = SharedMemory.allocate(5 * MIB)
-    assert memory.page_kind == ("hugetlb" if free >= 3 else "base") or flags_seen == [
-        os.MFD_HUGETLB,
-        0,
-    ]
-    assert flags_seen[0] == os.MFD_HUGETLB
-    memory.close()
-    flags_seen.clear()
-    memory = SharedMemory.allocate(7 * MIB)
-    assert flags_seen == [0]
-    memory.close()
-    memory = SharedMemory.allocate(PAGE)
-    assert memory.page_kind == "base"
-    memory.close()
-
-
 def test_transparent_huge_pages_are_faulted_in_through_an_advised_mapping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,8 +115,23 @@ def test_transparent_huge_pages_are_faulted_in_through_an_advised_mapping(
     memory.close()
 
 
-def test_kernels_that_cannot_populate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "_MADV_POPULATE_WRITE", 9999)
+def first_hole(fd: int) -> int:
+    """For SEEK_HOLE a page that was allocated but never written is a hole."""
+    return os.lseek(fd, 0, os.SEEK_HOLE)
+
+
+@pytest.mark.parametrize("advice", [memory_module._MADV_POPULATE_WRITE, 9999])
+def test_touching_loses_nothing(monkeypatch: pytest.MonkeyPatch, advice: int) -> None:
+    """Also on kernels that cannot populate (the advice of a later kernel stands for those)."""
+    monkeypatch.setattr(memory_module, "_MADV_POPULATE_WRITE", advice)
+    memory = SharedMemory.allocate(3 * PAGE)
+    memory.view[PAGE : PAGE + 3] = b"abc"
+    memory.touched = False
+    memory.touch()
+    assert memory.touched
+    assert first_hole(memory.fd) == 3 * PAGE
+    assert bytes(memory.view) == bytes(PAGE) + b"abc" + bytes(2 * PAGE - 3)
+    memory.close()
     memory = SharedMemory.allocate(MIB, populate=True)
-    assert bytes(memory.view) == bytes(MIB)
+    assert first_hole(memory.fd) == MIB
     memory.close()

@@ -276,8 +276,10 @@ def test_prefetch_evict_explain_info(daemon: FakeDaemon, client: racer.Client) -
     assert client.evict(url).pages == 2
     assert client.evict("racer://local/llama/", prefix=True).bytes == 123
     assert daemon.seen[-1].query == {"prefix": "true"}
-    page = client.explain(url).pages[0]
+    explanation = client.explain(url)
+    page = explanation.pages[0]
     assert (page.rung, page.why, page.last_rung) == ("disk", {"memory": "not kept"}, None)
+    assert explanation.next_page is None
     assert client.info("local").version == "9.9"
     assert client.caches() == ["local"]
 

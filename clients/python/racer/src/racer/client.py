@@ -14,13 +14,12 @@ import os
 import threading
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 
 from racer import bulk, messages
 from racer.bulk import SMALL_BYTES, BulkRead
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint
-from racer.errors import Closed, ProtocolError, RacerError, RangeNotSatisfiable, VersionChanged
+from racer.errors import Closed, ProtocolError, RangeNotSatisfiable, VersionChanged
 from racer.landing import Landing, Ring
 from racer.mapping import MappedObject
 from racer.memory import SharedMemory
@@ -129,15 +128,10 @@ class Client:
     def stat(self, url: Url, *, etag: str | None = None, timeout: float | None = None) -> Stat:
         """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
         parsed = RacerUrl.parse_object(url)
-        endpoint, deadline = self._endpoint(parsed.cache), self._deadline(timeout)
-        try:
-            answer = endpoint.call(messages.stat_request(parsed, etag), deadline, about=str(parsed))
-        except RacerError as error:
-            if messages.is_unexplained(error):
-                one_byte = messages.body_request(parsed, 0, 1, etag)
-                with suppress(RangeNotSatisfiable):  # An empty object, and no explanation.
-                    endpoint.call(one_byte, deadline, about=str(parsed))
-            raise
+        request = messages.stat_request(parsed, etag)
+        answer = self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=str(parsed)
+        )
         return messages.read_stat(parsed, answer.head)
 
     def list(

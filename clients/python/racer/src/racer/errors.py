@@ -201,6 +201,7 @@ _KINDS: dict[str, type[RacerError]] = {
     "descriptor_missing": TargetRefused,
     "descriptor_unexpected": TargetRefused,
     "target_not_memory": TargetRefused,
+    "target_hugetlb": TargetRefused,
     "target_unsealed": TargetRefused,
     "target_read_only": TargetRefused,
     "target_sparse": TargetRefused,

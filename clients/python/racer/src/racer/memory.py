@@ -19,13 +19,11 @@ from typing import Literal
 
 from racer.errors import Closed, MemoryUnavailable
 
-PageKind = Literal["hugetlb", "transparent", "base"]
+PageKind = Literal["transparent", "base"]
 
-_HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in the mmap module of Python 3.11.
 # mmap.madvise keeps the interpreter lock: populating goes in pieces of a few milliseconds.
 _POPULATE_STEP_BYTES = 16 << 20
-_HUGE_PAGES_FOLDER = "/sys/kernel/mm/hugepages/hugepages-2048kB"
 _SHMEM_HUGE_SETTING = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
@@ -35,13 +33,6 @@ def _read_or_empty(path: str) -> str:
             return file.read()
     except OSError:
         return ""  # A kernel without huge pages.
-
-
-def _free_huge_pages() -> int:
-    """Huge pages of 2 MiB that nobody holds or reserved."""
-    free = _read_or_empty(f"{_HUGE_PAGES_FOLDER}/free_hugepages").strip()
-    reserved = _read_or_empty(f"{_HUGE_PAGES_FOLDER}/resv_hugepages").strip()
-    return int(free or 0) - int(reserved or 0)
 
 
 def _transparent_huge_pages() -> bool:
@@ -65,15 +56,17 @@ def _unavailable(size: int, error: OSError) -> MemoryUnavailable:
 class SharedMemory:
     """`size` bytes of sealed shared memory; `fd` is for the daemon, `view` for us.
 
-    `page_kind` says what backs it: `hugetlb` (reserved huge pages), `transparent` (the kernel was
-    advised and has the feature on) or `base` (4 KiB pages). The descriptor may be larger than
-    `size`: huge pages round it up.
+    `page_kind` says what backs it: `transparent` (huge pages: the kernel has them on for shared
+    memory and was advised) or `base` (4 KiB pages). Reserved huge pages (MFD_HUGETLB) are not used:
+    they can be punched out, which no seal prevents, so that a daemon has to refuse them.
+    `touched` says that every page was written already, and not only allocated.
     """
 
     def __init__(self, fd: int, size: int, mapping: mmap.mmap, page_kind: PageKind) -> None:
         self.fd = fd
         self.size = size
         self.page_kind = page_kind
+        self.touched = False
         self.target_bytes = len(mapping)
         self._mapping: mmap.mmap | None = mapping
         self._view: memoryview | None = memoryview(mapping)[:size]
@@ -87,37 +80,26 @@ class SharedMemory:
         """
         if size <= 0:
             raise ValueError(f"shared memory of {size} bytes")
-        huge_pages = -(-size // _HUGE_PAGE_BYTES)
-        if size >= _HUGE_PAGE_BYTES and _free_huge_pages() >= huge_pages:
-            try:
-                return cls._make(
-                    size, huge_pages * _HUGE_PAGE_BYTES, os.MFD_HUGETLB, populate=populate
-                )
-            except OSError as error:
-                # Somebody else took them, or they are on another node: small pages will do.
-                if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EINVAL, errno.EPERM):
-                    raise _unavailable(size, error) from error
-        page = mmap.PAGESIZE
         try:
-            return cls._make(size, -(-size // page) * page, 0, populate=populate)
+            return cls._make(size, populate=populate)
         except OSError as error:
             raise _unavailable(size, error) from error
 
     @classmethod
-    def _make(cls, size: int, rounded: int, flags: int, *, populate: bool) -> SharedMemory:
-        fd = os.memfd_create("racer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    def _make(cls, size: int, *, populate: bool) -> SharedMemory:
+        rounded = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        fd = os.memfd_create("racer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         mapping: mmap.mmap | None = None
         try:
             os.ftruncate(fd, rounded)
             mapping = mmap.mmap(fd, rounded)
-            kind: PageKind = "hugetlb" if flags else "base"
-            if not flags and _transparent_huge_pages() and _advise_huge(mapping):
+            kind: PageKind = "base"
+            if _transparent_huge_pages() and _advise_huge(mapping):
                 # Under `advise` only a fault through an advised mapping gives huge pages;
                 # fallocate knows no mapping and would fill the file with small ones.
-                kind = "transparent"
-                populate = True
+                kind, populate = "transparent", True
             if populate:
-                _populate(mapping, rounded)
+                _populate(mapping, fd)
             # ftruncate promises nothing: this is where a full system says so (ENOSPC).
             os.posix_fallocate(fd, 0, rounded)
             fcntl.fcntl(
@@ -128,7 +110,24 @@ class SharedMemory:
                 mapping.close()
             os.close(fd)
             raise
-        return cls(fd, size, mapping, kind)
+        memory = cls(fd, size, mapping, kind)
+        memory.touched = populate
+        return memory
+
+    def touch(self) -> None:
+        """Writes every page, which loses nothing only as long as nobody else writes to them.
+
+        For daemons on kernels that cannot tell allocated pages from holes. Raises
+        MemoryUnavailable.
+        """
+        if self.touched:
+            return
+        assert self._mapping is not None
+        try:
+            _populate(self._mapping, self.fd)
+        except OSError as error:
+            raise _unavailable(self.size, error) from error
+        self.touched = True
 
     @property
     def closed(self) -> bool:
@@ -171,8 +170,9 @@ def _advise_huge(mapping: mmap.mmap) -> bool:
     return True
 
 
-def _populate(mapping: mmap.mmap, size: int) -> None:
+def _populate(mapping: mmap.mmap, fd: int) -> None:
     """Touches every page. Raises OSError where a page cannot be had, instead of SIGBUS."""
+    size = len(mapping)
     for start in range(0, size, _POPULATE_STEP_BYTES):
         step = min(_POPULATE_STEP_BYTES, size - start)
         try:
@@ -180,4 +180,10 @@ def _populate(mapping: mmap.mmap, size: int) -> None:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return  # A kernel before 5.14: fallocate alone, and the first use is slower.
+            _rewrite(fd, start, step)  # A kernel before 5.14.
+
+
+def _rewrite(fd: int, start: int, size: int) -> None:
+    """Writes what is there once more: through the kernel, which says ENOSPC."""
+    for offset in range(start, start + size, mmap.PAGESIZE):
+        os.pwrite(fd, os.pread(fd, 1, offset), offset)

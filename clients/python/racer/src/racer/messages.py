@@ -26,7 +26,7 @@ from racer.errors import (
     kind_for_code,
 )
 from racer.urls import SCHEME, RacerUrl, percent_decode, percent_encode
-from racer.wire import Request, ResponseHead, is_etag
+from racer.wire import ContentRange, Request, ResponseHead, is_etag
 
 PROTOCOL_VERSION = 1
 RUNGS = ("memory", "disk", "peer", "origin")
@@ -126,10 +126,13 @@ class PageExplanation(NamedTuple):
 
 
 class Explanation(NamedTuple):
+    """`next_page` is the first page that the daemon left out of a long answer, or None."""
+
     url: str
     etag: str
     size: int
     pages: tuple[PageExplanation, ...] = ()
+    next_page: int | None = None
 
 
 # --- requests ---------------------------------------------------------------------------------
@@ -219,10 +222,17 @@ def explain_request(url: RacerUrl, start: int, stop: int | None) -> Request:
 # --- answers ----------------------------------------------------------------------------------
 
 
-_UNSAID = {
+# What to say where the answer tells no more than its code: an answer to HEAD has no body.
+_SENTENCES = {
+    "corrupt": "its bytes failed verification, and no source had good ones",
+    "deadline_exceeded": "the daemon did not get an answer in time",
+    "draining": "the daemon is shutting down",
+    "forbidden": "the origin, or a policy of this node, says no",
     "not_found": "there is no such object",
-    "version_changed": "the object is not the version that was asked for",
+    "origin_protocol": "the origin answered what it must not",
+    "origin_unavailable": "the origin cannot be reached",
     "overloaded": "the daemon has no room now",
+    "version_changed": "the object is not the version that was asked for",
 }
 
 
@@ -236,9 +246,10 @@ def error_of(head: ResponseHead, body: bytes, *, about: str) -> RacerError:
             detail = None  # Said by something else than racerd; the status still has a meaning.
     if not isinstance(detail, dict):
         detail = {}
-    code = _text_or(detail.get("code"), code_for_status(head.status))
-    unsaid = _UNSAID.get(code, f"the daemon answers with status {head.status}")
-    message = _text_or(detail.get("message"), unsaid)
+    told = head.fields.get("racer-error", "") or code_for_status(head.status)
+    code = _text_or(detail.get("code"), told)
+    sentence = _SENTENCES.get(code, f"the daemon answers {code}, status {head.status}")
+    message = _text_or(detail.get("message"), sentence)
     retry = detail.get("retry")
     kind = kind_for_code(code)
     retry_after = head.number("retry-after")
@@ -255,14 +266,6 @@ def error_of(head: ResponseHead, body: bytes, *, about: str) -> RacerError:
     if isinstance(error, RangeNotSatisfiable):
         error.size = head.size_of_unsatisfied_range
     return error
-
-
-def is_unexplained(error: RacerError) -> bool:
-    """Whether `error` came from an answer to HEAD whose status leaves open what went wrong.
-
-    Such an answer has no body; the same question as a read of one byte has.
-    """
-    return error.status is not None and error.status not in (404, 412, 503)
 
 
 def _text_or(value: object, default: str) -> str:
@@ -360,9 +363,10 @@ def read_info(body: bytes) -> Info:
 
 def read_stat(url: RacerUrl, head: ResponseHead) -> Stat:
     expires = head.number("racer-expires-in") or 0
-    return Stat(
-        str(url), head.require_number("racer-size"), _require_etag(head), time.time() + expires
-    )
+    size = head.number("racer-size")
+    if size is None:
+        size = head.require_number("content-length")
+    return Stat(str(url), size, _require_etag(head), time.time() + expires)
 
 
 def read_body_head(head: ResponseHead, start: int, stop: int | None, etag: str | None) -> Body:
@@ -370,25 +374,32 @@ def read_body_head(head: ResponseHead, start: int, stop: int | None, etag: str |
 
     A 200 to a range is accepted where the range is the whole object.
     """
-    size = head.require_number("racer-size")
     served = _require_etag(head)
     _check_version(served, etag)
-    expected_stop = size if stop is None else min(stop, size)
-    content_range = head.content_range
     if head.status == 206:
-        if content_range is None:
+        got = head.content_range
+        if got is None:
             raise ProtocolError("a 206 without a valid Content-Range")
-        got = (content_range.start, content_range.stop, content_range.size)
     elif head.status == 200:
-        got = (0, size, size)
+        got = ContentRange(0, head.content_length, head.content_length)
     else:
         raise ProtocolError(f"a read is answered with status {head.status}")
-    if got != (start, expected_stop, size) or head.content_length != expected_stop - start:
-        raise ProtocolError(
-            f"asked for bytes {start} to {stop} of {size} and got {got[0]} to {got[1]} of {got[2]}"
-            f" in a body of {head.content_length}"
+    expected = ContentRange(start, got.size if stop is None else min(stop, got.size), got.size)
+    length = expected.stop - expected.start
+    if (
+        got != expected
+        or head.content_length != length
+        or head.number("racer-size")
+        not in (
+            None,
+            got.size,
         )
-    return Body(start, expected_stop, size, served)
+    ):
+        raise ProtocolError(
+            f"asked for bytes {start} to {stop} and got {got.start} to {got.stop} of {got.size},"
+            f" with {head.content_length} in the body"
+        )
+    return Body(start, expected.stop, got.size, served)
 
 
 def _check_version(served: str, etag: str | None) -> None:
@@ -487,4 +498,10 @@ def read_explanation(url: RacerUrl, body: bytes) -> Explanation:
                 last.seconds("age_seconds") if last is not None else None,
             )
         )
-    return Explanation(str(url), value.text("etag"), value.number("size"), tuple(pages))
+    return Explanation(
+        str(url),
+        value.text("etag"),
+        value.number("size"),
+        tuple(pages),
+        value.number_or_none("next_index"),
+    )

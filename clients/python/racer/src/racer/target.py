@@ -19,7 +19,7 @@ from racer import messages
 from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint
-from racer.errors import Closed, Forked, MemoryLost, RacerError
+from racer.errors import Closed, Forked, MemoryLost, RacerError, TargetRefused
 from racer.memory import SharedMemory
 
 RELEASE_SECONDS = 2.0
@@ -40,6 +40,10 @@ class TargetMemory:
     def give_up(self) -> None:
         """A read into this memory will never be answered."""
         self._lost = True
+
+    def can_be_touched(self, error: RacerError) -> bool:
+        """Whether `error` may go away once `memory.touch` wrote every page."""
+        return error.code == "target_sparse" and not self.memory.touched
 
     def check(self) -> None:
         """Raises where the daemon may not be asked to write here."""
@@ -78,9 +82,15 @@ class Target(TargetMemory):
                 connection.close()
                 del self._registered[endpoint]
             endpoint.check_name(deadline)
-            connection, target_id = self._register(endpoint, deadline)
-            self._registered[endpoint] = (connection, target_id)
-            return target_id
+            try:
+                registered = self._register(endpoint, deadline)
+            except TargetRefused as error:
+                if not self.can_be_touched(error):
+                    raise
+                self.memory.touch()
+                registered = self._register(endpoint, deadline)
+            self._registered[endpoint] = registered
+            return registered[1]
 
     def _register(self, endpoint: Endpoint, deadline: Deadline) -> tuple[Connection, str]:
         connection = endpoint.pool.dedicated()

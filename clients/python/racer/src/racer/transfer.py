@@ -257,6 +257,9 @@ class HostReads:
             lost = ConnectionLost(error.message, hint=error.hint)
             lost.unsent = True
             error = lost
+        if self._one_shot and flight.place.target.can_be_touched(error):
+            flight.place.target.memory.touch()
+            return
         flight.not_before = time.monotonic() + flight.retries.pause_after(error, flight.deadline)
 
     def _abandon(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from racer import messages
 from racer.aio.endpoint import AsyncEndpoint
@@ -22,7 +22,6 @@ from racer.errors import (
     Closed,
     Forked,
     ProtocolError,
-    RacerError,
     RangeNotSatisfiable,
     VersionChanged,
 )
@@ -114,17 +113,10 @@ class AsyncClient:
     ) -> Stat:
         """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
         parsed = RacerUrl.parse_object(url)
-        endpoint, deadline = self._endpoint(parsed.cache), self._deadline(timeout)
-        try:
-            answer = await endpoint.call(
-                messages.stat_request(parsed, etag), deadline, about=str(parsed)
-            )
-        except RacerError as error:
-            if messages.is_unexplained(error):
-                one_byte = messages.body_request(parsed, 0, 1, etag)
-                with suppress(RangeNotSatisfiable):  # An empty object, and no explanation.
-                    await endpoint.call(one_byte, deadline, about=str(parsed))
-            raise
+        request = messages.stat_request(parsed, etag)
+        answer = await self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=str(parsed)
+        )
         return messages.read_stat(parsed, answer.head)
 
     async def list(

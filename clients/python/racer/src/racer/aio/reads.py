@@ -111,6 +111,9 @@ async def host_read(
         except RacerError as error:
             if target.lost:
                 raise
+            if one_shot and target.can_be_touched(error):
+                await to_end(target.memory.touch)
+                continue
             pause = retries.pause_after(error, deadline)
         await asyncio.sleep(pause)
 

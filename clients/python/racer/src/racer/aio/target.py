@@ -12,7 +12,7 @@ from racer.aio.connection import AsyncConnection
 from racer.aio.endpoint import AsyncEndpoint
 from racer.aio.threads import to_end
 from racer.deadline import Deadline
-from racer.errors import Closed, RacerError
+from racer.errors import Closed, RacerError, TargetRefused
 from racer.memory import SharedMemory
 from racer.target import RELEASE_SECONDS, TargetMemory
 from racer.transfer import RING_PART_BYTES, RING_SLOTS
@@ -50,7 +50,13 @@ class AsyncTarget(TargetMemory):
                 connection.close()
                 del self._registered[endpoint]
             await endpoint.check_name(deadline)
-            registered = await self._register(endpoint, deadline)
+            try:
+                registered = await self._register(endpoint, deadline)
+            except TargetRefused as error:
+                if not self.can_be_touched(error):
+                    raise
+                await to_end(self.memory.touch)
+                registered = await self._register(endpoint, deadline)
             self._registered[endpoint] = registered
             return registered[1]
 

@@ -56,6 +56,8 @@ def run_explain(options: argparse.Namespace) -> int:
     print(f"{printable(explanation.url)}")
     print(f"  version  {printable(explanation.etag)}, {format_bytes(explanation.size)}")
     print_table(("pages", "rung", "last read", "why"), _rows(explanation), "r")
+    if explanation.next_page is not None:
+        print(f"and more, from page {explanation.next_page} on: see --offset")
     return 0
 
 
