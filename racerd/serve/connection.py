@@ -133,13 +133,14 @@ class ClientConnection:
     # Receiving.
 
     async def _next_work(self) -> Work:
-        """Waits for the next head. A connection that is refused anyway must send it soon."""
-        patience = None if self._refusal is None else self._settings.head_seconds
+        """Waits for the next head: as long as it takes, unless the connection is refused anyway."""
         if self._work is None:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
-                async with asyncio.timeout(patience):
+                if self._refusal is None:
                     await self._waiting
+                else:
+                    await asyncio.wait_for(self._waiting, self._settings.head_seconds)
             except TimeoutError as error:
                 raise _PeerGone from error
             finally:
