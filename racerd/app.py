@@ -14,7 +14,6 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import uvloop
 
 from racerd import __version__
 from racerd.caches import Caches
-from racerd.config import Settings
+from racerd.config import Settings, diff
 from racerd.crypto.keyring import Keyring
 from racerd.errors import ConfigError
 from racerd.read.services import ReadServices, ReadThreads
@@ -275,20 +274,16 @@ class Daemon:
             for problem in error.problems:
                 _LOG.error("settings were not reloaded: %s", problem)
             return
-        self._say_what_needs_a_restart(settings)
-        if settings.caches != self.settings.caches:
-            await self._caches.change_to(settings.caches)
-            self.settings = replace(self.settings, caches=settings.caches)
+        change = diff(self.settings, settings)
+        if change.restart:
+            _LOG.warning("these settings changed and need a restart: %s", ", ".join(change.restart))
+        if change.changed:
+            _LOG.info("settings reloaded: %s", ", ".join(change.changed))
+        if change.settings.caches != self.settings.caches:
+            await self._caches.change_to(change.settings.caches)
+        self.settings = change.settings
+        logging.getLogger("racerd").setLevel(self.settings.log_level.upper())
         self.metrics.reloads.labels("settings", "done").inc()
-
-    def _say_what_needs_a_restart(self, settings: Settings) -> None:
-        names = [
-            name
-            for name, value in vars(self.settings).items()
-            if name != "caches" and value != getattr(settings, name)
-        ]
-        if names:
-            _LOG.warning("these settings changed and need a restart: %s", ", ".join(names))
 
     def _note_lag(self, seconds: float) -> None:
         self.metrics.loop_lag_seconds.observe(seconds)

@@ -11,25 +11,44 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from racerd import __version__
-from racerd.config import Loaded, load_settings
+from racerd.config import CacheSettings, Loaded, load_settings
+from racerd.config.caches import OPTIONS
 from racerd.config.declarations import SETTINGS, Declared
+from racerd.config.nearest import unknown
 from racerd.errors import ConfigError, RacerError
+from racerd.units import format_bytes
 
 _USAGE = 2
+_COMMANDS = ("serve", "check-config")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([f"{message}; see racerd --help"])
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
-    """Flags by the name of their setting; `command` is `serve` or `check-config`."""
-    parser = argparse.ArgumentParser(
+    """Flags by the name of their setting, as text; nothing is validated yet.
+
+    `command` is `serve` or `check-config`; `problems` tells of arguments that nobody knows. Raises
+    ConfigError for a flag without its value.
+    """
+    parser = _Parser(
         prog="racerd",
         description="Serves model files into client memory: memory, then disk, then origin.",
         epilog="Settings come from flags, then RACER_* variables, then --config FILE.",
         allow_abbrev=False,
     )
-    parser.add_argument("command", nargs="?", choices=("serve", "check-config"), default="serve")
+    parser.add_argument(
+        "command",
+        nargs="?",
+        metavar="check-config",
+        default="serve",
+        help="check-config prints the settings that hold, and where each came from",
+    )
     parser.add_argument("--version", action="version", version=f"racerd {__version__}")
     parser.add_argument("--config", metavar="FILE", help="settings in TOML")
     parser.add_argument(
@@ -40,47 +59,67 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
     )
     for declared in SETTINGS:
         _add_flag(parser, declared)
-    return vars(parser.parse_args(arguments))
+    flags, strange = parser.parse_known_args(arguments)
+    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    problems = [unknown(text, text.partition("=")[0], known) for text in strange]
+    if flags.command not in _COMMANDS:
+        problems.append(unknown(flags.command, flags.command, _COMMANDS))
+    return {**vars(flags), "problems": problems}
 
 
 def _add_flag(parser: argparse.ArgumentParser, declared: Declared) -> None:
-    text = f"{declared.help} (default: {declared.shown_default})"
-    kind = declared.kind.name.upper().replace(" ", "-")
+    text = f"{declared.help} ({declared.kind.text}; default: {declared.shown_default})"
+    kind = declared.kind.name.partition(" or ")[0].upper().replace(" ", "-")
     parser.add_argument(declared.flag, metavar=kind, help=text.replace("%", "%%"))
 
 
 def describe(loaded: Loaded) -> str:
-    """The effective settings and where each came from, a line each."""
-    lines = []
-    for declared in SETTINGS:
-        value = getattr(loaded.settings, declared.name)
-        shown = f"{value:04o}" if declared.name == "socket_mode" else str(value)
-        lines.append(f"{declared.name:<24} {shown:<40} {loaded.sources[declared.name]}")
-    for disk in loaded.settings.disks:
-        lines.append(
-            f"{'disk':<24} {f'{disk.path}:{disk.size_bytes}':<40} {loaded.sources['disks']}"
-        )
-    for cache in loaded.settings.caches.values():
-        source = loaded.sources.get("caches", "default")
-        lines.append(f"{'cache ' + cache.name:<24} {cache.origin:<40} {source}")
-    return "\n".join(lines)
+    """The effective settings and where each came from, a line each. Secrets show as `***`."""
+    settings, sources = loaded.settings, loaded.sources
+    rows = [(s.name, s.kind.shown(getattr(settings, s.name)), sources[s.name]) for s in SETTINGS]
+    for disk in settings.disks:
+        size = "all there is room for" if disk.size_bytes is None else format_bytes(disk.size_bytes)
+        rows.append(("disk", f"{disk.path}: {size}", sources["disks"]))
+    for cache in settings.caches.values():
+        name = f"caches.{cache.name}"
+        rows.append((name, cache.origin, sources[name]))
+        options = {**_options(cache), "quota_bytes": cache.quota_bytes}
+        for option, value in options.items():
+            if value is not None:
+                shown = OPTIONS[option].kind.shown(value)
+                rows.append((f"{name}.{option}", shown, sources[name]))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {at}" for name, value, at in rows]
+    return "\n".join([*lines, *(f"warning: {text}" for text in loaded.warnings)])
+
+
+def _options(cache: CacheSettings) -> dict[str, Any]:
+    """Every option that applies to the cache's origin, defaults included."""
+    scheme = cache.origin.partition(":")[0]
+    return {
+        name: getattr(cache.options, name)
+        for name, option in OPTIONS.items()
+        if name != "quota_bytes" and scheme in option.schemes
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
-    flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
     try:
+        flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
         loaded = load_settings(flags, os.environ)
         if flags["command"] == "check-config":
             print(describe(loaded))
             return 0
+        for text in loaded.warnings:
+            print(f"racerd: warning: {text}", file=sys.stderr)
         # Importing the app costs more than reading settings: not before they are known to be good.
         from racerd.app import run
 
         config = flags["config"] or os.environ.get("RACER_CONFIG")
         return run(
             loaded.settings,
-            lambda: load_settings(flags, os.environ).settings,
+            lambda: load_settings(flags, os.environ, previous=loaded).settings,
             [Path(config)] if config else [],
         )
     except ConfigError as error:

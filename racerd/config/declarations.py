@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from racerd.config import kinds
-from racerd.config.machine import memory_budget_default
+from racerd.config.machine import Machine
 from racerd.pages import (
     FRAME_BYTES_DEFAULT,
     FRAME_BYTES_MIN,
@@ -22,16 +22,22 @@ from racerd.pages import (
     PAGE_BYTES_MAX,
     PAGE_BYTES_MIN,
 )
-from racerd.units import GIB, KIB, MIB, TIB, format_bytes
+from racerd.units import GIB, MIB, TIB
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What defaults depend on: the environment, and whether root runs the daemon."""
+    """What defaults depend on: the environment, who runs the daemon and where, the machine."""
 
     environ: Mapping[str, str]
     root: bool
     home: Path
+    folder: Path
+    machine: Machine
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str]) -> Surroundings:
+        return cls(environ, os.geteuid() == 0, Path.home(), Path.cwd(), Machine.here())
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Declared:
     kind: kinds.Kind
     default: Any
     help: str
-    reloads: bool = False
+    reloads: bool = False  # Whether a reload changes it; else it takes a restart.
     default_text: str = ""
 
     @property
@@ -62,15 +68,7 @@ class Declared:
 
     @property
     def shown_default(self) -> str:
-        if self.default_text:
-            return self.default_text
-        if self.default is None:
-            return "none"
-        if self.kind.name == "byte size":
-            return format_bytes(self.default).replace(" ", "")
-        if self.kind is kinds.MODE:
-            return f"{self.default:04o}"
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return self.default_text or self.kind.shown(self.default)
 
 
 def _state_dir(around: Surroundings, _: Mapping[str, Any]) -> Path:
@@ -94,8 +92,12 @@ def _key_file(_: Surroundings, earlier: Mapping[str, Any]) -> Path | None:
     return None if state_dir is None else state_dir / "keys"
 
 
-def _memory(_: Surroundings, __: Mapping[str, Any]) -> int:
-    return memory_budget_default()
+def _memory(around: Surroundings, _: Mapping[str, Any]) -> int:
+    return around.machine.memory_default
+
+
+def _plaintext(around: Surroundings, _: Mapping[str, Any]) -> int:
+    return around.machine.plaintext_default
 
 
 def _dirty(_: Surroundings, earlier: Mapping[str, Any]) -> int | None:
@@ -122,13 +124,14 @@ SETTINGS: tuple[Declared, ...] = (
     Declared("diagnostics", kinds.ADDRESS, ("127.0.0.1", 9090),
              "address of /healthz, /readyz, /metrics and /debug", default_text="127.0.0.1:9090"),
     Declared("log_level", kinds.choice("debug", "info", "warning", "error"), "info",
-             "what is logged"),
+             "what is logged", reloads=True),
     Declared("log_format", kinds.choice("text", "json"), "text", "how it is logged"),
     Declared("memory", kinds.size(1 * MIB, 64 * TIB), _memory,
              "memory tier: sealed pages, a hard limit",
              default_text="a quarter of the memory there is, at most 16GiB"),
-    Declared("plaintext", kinds.size(PAGE_BYTES_MIN, TIB), 512 * MIB,
-             "plaintext in flight from origins and in streams, a hard limit"),
+    Declared("plaintext", kinds.size(PAGE_BYTES_MIN, TIB), _plaintext,
+             "plaintext in flight from origins and in streams, a hard limit",
+             default_text="an eighth of the memory there is, 64MiB to 512MiB"),
     Declared("dirty", kinds.size(PAGE_BYTES_MIN, TIB), _dirty,
              "sealed pages waiting for a disk, a hard limit", default_text="half of `memory`"),
     Declared("page_bytes", kinds.size(PAGE_BYTES_MIN, PAGE_BYTES_MAX), PAGE_BYTES_DEFAULT,
@@ -148,7 +151,8 @@ SETTINGS: tuple[Declared, ...] = (
     Declared("deadline_seconds", kinds.seconds(0.1, 86400), 300.0,
              "deadline of a request that names none"),
     Declared("drain_seconds", kinds.seconds(0, 3600), 25.0,
-             "how long SIGTERM waits for running reads; below the pod's grace period"),
+             "how long SIGTERM waits for running reads; below the pod's grace period",
+             reloads=True),
     Declared("version_seconds", kinds.seconds(0, 86400), 60.0,
              "how long a version is taken for current without asking the origin"),
     Declared("disk_seconds", kinds.seconds(0.01, 600), 2.0,
@@ -161,6 +165,6 @@ SETTINGS: tuple[Declared, ...] = (
              "how fast idle disks are checked for rot; 0 turns it off"),
     Declared("free_space_floor", kinds.fraction(0.0, 0.95), 0.15,
              "share of a file system that a slab never takes"),
-    Declared("write_bytes_per_day", kinds.size(1 * KIB, 1 << 60), None,
+    Declared("write_bytes_per_day", kinds.or_off(kinds.size(1 * MIB, 1024 * TIB)), None,
              "what may be written to each disk in a day"),
 )  # fmt: skip

@@ -6,13 +6,14 @@ ValueError with what the value should have been; it never guesses.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from racerd.units import parse_bytes
+from racerd.units import format_bytes, parse_bytes
 
 Parse = Callable[[Any], Any]
 
@@ -24,30 +25,45 @@ class Kind:
     name: str
     parse: Parse
     limits: str = ""
+    show: Callable[[Any], str] = str
+
+    @property
+    def text(self) -> str:
+        """The kind and its limits, for a message: `byte size, 1 MiB to 4 TiB`."""
+        return f"{self.name}, {self.limits}" if self.limits else self.name
+
+    def shown(self, value: Any) -> str:
+        """`value` as a person would write it."""
+        if value is None:
+            return "off" if self.name.endswith("or off") else "none"
+        return self.show(value)
 
 
 def _number(raw: Any, name: str) -> float:
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise ValueError(f"{name} is wanted")
     try:
-        return float(raw)
-    except ValueError:
+        value = float(raw)
+    except (ValueError, OverflowError):
         raise ValueError(f"{name} is wanted") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is wanted")
+    return value
 
 
 def size(low: int, high: int) -> Kind:
     """A byte size, `low` to `high`."""
-    limits = f"{low:,} to {high:,} bytes"
+    limits = f"{format_bytes(low)} to {format_bytes(high)}"
 
     def parse(raw: Any) -> int:
         if isinstance(raw, bool) or not isinstance(raw, int | str):
             raise ValueError("a byte size is wanted: a number, or 256MiB")
         value = raw if isinstance(raw, int) else parse_bytes(raw)
         if not low <= value <= high:
-            raise ValueError(f"{value:,} bytes is out of bounds: {limits}")
+            raise ValueError(f"{value:,} bytes is out of bounds")
         return value
 
-    return Kind("byte size", parse, limits)
+    return Kind("byte size", parse, limits, format_bytes)
 
 
 def seconds(low: float, high: float) -> Kind:
@@ -57,10 +73,10 @@ def seconds(low: float, high: float) -> Kind:
     def parse(raw: Any) -> float:
         value = _number(raw, "a number of seconds")
         if not low <= value <= high:
-            raise ValueError(f"{value:g} s is out of bounds: {limits}")
+            raise ValueError(f"{value:g} s is out of bounds")
         return value
 
-    return Kind("seconds", parse, limits)
+    return Kind("seconds", parse, limits, lambda value: f"{value:g}")
 
 
 def count(low: int, high: int) -> Kind:
@@ -72,7 +88,7 @@ def count(low: int, high: int) -> Kind:
         if value != int(value):
             raise ValueError("a whole number is wanted")
         if not low <= value <= high:
-            raise ValueError(f"{int(value):,} is out of bounds: {limits}")
+            raise ValueError(f"{int(value):,} is out of bounds")
         return int(value)
 
     return Kind("whole number", parse, limits)
@@ -88,10 +104,19 @@ def fraction(low: float, high: float) -> Kind:
         else:
             value = _number(raw, "a share such as 0.15")
         if not low <= value <= high:
-            raise ValueError(f"{value:g} is out of bounds: {limits}")
+            raise ValueError(f"{value:g} is out of bounds")
         return value
 
-    return Kind("share", parse, limits)
+    return Kind("share", parse, limits, lambda value: f"{value:g}")
+
+
+def or_off(kind: Kind) -> Kind:
+    """What `kind` takes, or `off`, which is None."""
+
+    def parse(raw: Any) -> Any:
+        return None if raw == "off" else kind.parse(raw)
+
+    return Kind(f"{kind.name} or off", parse, kind.limits, kind.show)
 
 
 def choice(*allowed: str) -> Kind:
@@ -121,12 +146,20 @@ def _flag(raw: Any) -> bool:
 
 
 def _path(raw: Any) -> Path:
-    return Path(_text(raw)).expanduser().absolute()
+    text = _text(raw)
+    if "\0" in text:
+        raise ValueError("a path without NUL is wanted")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError(f"there is no home folder for {text!r}") from None
 
 
 def _texts(raw: Any) -> tuple[str, ...]:
     if not isinstance(raw, list) or not all(isinstance(item, str) and item for item in raw):
         raise ValueError("a list of texts is wanted")
+    if len(set(raw)) != len(raw):
+        raise ValueError("a list without repetitions is wanted")
     return tuple(raw)
 
 
@@ -141,15 +174,23 @@ def _mode(raw: Any) -> int:
 def _address(raw: Any) -> tuple[str, int] | None:
     if raw == "off":
         return None
-    host, colon, port = _text(raw).rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    host, _, port = _text(raw).rpartition(":")
+    number = int(port) if re.fullmatch("[0-9]{1,5}", port) else -1
+    # Without brackets, the last group of an IPv6 address would pass for a port.
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or (":" in bare and bare == host) or not 0 <= number <= 65535:
         raise ValueError("HOST:PORT is wanted, or off")
-    return host.strip("[]"), int(port)
+    return bare, number
+
+
+def _show_address(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 TEXT = Kind("text", _text)
-BOOLEAN = Kind("true or false", _flag)
+BOOLEAN = Kind("true or false", _flag, show=lambda value: "true" if value else "false")
 PATH = Kind("path", _path)
-TEXTS = Kind("list of texts", _texts)
-MODE = Kind("file mode", _mode)
-ADDRESS = Kind("HOST:PORT or off", _address)
+TEXTS = Kind("list of texts", _texts, show=", ".join)
+MODE = Kind("file mode", _mode, "0600 to 0777", lambda value: f"{value:04o}")
+ADDRESS = Kind("HOST:PORT or off", _address, show=_show_address)

@@ -1,91 +1,53 @@
 """Loads settings: flags, then RACER_* variables, then TOML, then defaults; checked together.
 
-Layer: config. Raises ConfigError with every problem there is, each naming where the value came
-from, what it is and what it should be.
+Layer: config. Raises ConfigError with every problem there is; each names where the value came
+from, what it is, and what the setting takes. Nothing is started and nothing is made here.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from racerd.config import kinds
-from racerd.config.caches import CacheSettings, parse_cache
+from racerd.config.caches import CacheReader, CacheSettings
 from racerd.config.declarations import SETTINGS, Declared, Surroundings
-from racerd.config.machine import slab_bytes_default
+from racerd.config.machine import FileSystem
 from racerd.config.nearest import unknown
 from racerd.config.settings import DiskSettings, Settings
+from racerd.config.sources import Sources
 from racerd.errors import ConfigError
 from racerd.pages import PageGeometry
-from racerd.units import MIB, format_bytes, parse_bytes
+from racerd.units import MIB, TIB, format_bytes
 
-SOCKET_PATH_BYTES_MAX = 107
-_NOT_OURS = re.compile(
-    # The client's, the deployment's and the tests' variables, and those that Kubernetes makes of
-    # a Service whose name starts with `racer`.
-    r"RACER_(SOCKET|CONFIG|ENABLE_GPU|CACHES|DISKS|DATAPLANE_NVIDIA|TEST_\w+"
-    r"|\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT(_\w+)?)"
-)
-_GPU_VARIABLE = {"auto": "auto", "true": "on", "false": "off"}
-_DISK_SIZE = kinds.size(1 * MIB, 1 << 60)
+SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un has 108, one of them for the NUL (unix(7)).
+_DISK_SIZE = kinds.size(1 * MIB, 1024 * TIB)
+_DISK_HELP = f"PATH or PATH:BYTES ({_DISK_SIZE.text})"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Settings, and where each came from: `flag`, `variable`, `file` or `default`."""
+    """Settings, where each came from (`flag --gpu`, `variable …`, `file …`, `default`), and what
+    an operator should know though it is no error."""
 
     settings: Settings
     sources: Mapping[str, str]
+    around: Surroundings
+    warnings: tuple[str, ...] = ()
 
 
-class _Reader:
-    """Collects values and problems from all sources."""
+@dataclass
+class _Gathered:
+    """What was read so far; what is wrong keeps the value at None and adds a problem."""
 
-    def __init__(
-        self, flags: Mapping[str, Any], environ: Mapping[str, str], table: Mapping[str, Any]
-    ) -> None:
-        self.flags = flags
-        self.environ = environ
-        self.table = table
-        self.problems: list[str] = []
-        self.sources: dict[str, str] = {}
-
-    def raw(self, declared: Declared) -> tuple[str, Any] | None:
-        """Where the strongest value of the setting comes from, and the value; None without one."""
-        if self.flags.get(declared.name) is not None:
-            return declared.flag, self.flags[declared.name]
-        if declared.variable in self.environ:
-            return declared.variable, self.environ[declared.variable]
-        if declared.name == "gpu" and "RACER_ENABLE_GPU" in self.environ:
-            text = self.environ["RACER_ENABLE_GPU"]
-            return "RACER_ENABLE_GPU (auto, true or false)", _GPU_VARIABLE.get(text, text)
-        if declared.name in self.table:
-            return declared.name, self.table[declared.name]
-        return None
-
-    def value(self, declared: Declared, around: Surroundings, earlier: Mapping[str, Any]) -> Any:
-        found = self.raw(declared)
-        try:
-            if found is None:
-                self.sources[declared.name] = "default"
-                return declared.default_value(around, earlier)
-            self.sources[declared.name] = _source(found[0])
-            return declared.kind.parse(found[1])
-        except ValueError as error:
-            where = declared.name if found is None else found[0]
-            self.problems.append(f"{where}: {error}")
-            return None
-
-
-def _source(where: str) -> str:
-    if where.startswith("--"):
-        return "flag"
-    return "variable" if where.startswith("RACER_") else "file"
+    sources: Sources
+    around: Surroundings
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def load_settings(
@@ -93,149 +55,220 @@ def load_settings(
     environ: Mapping[str, str],
     *,
     around: Surroundings | None = None,
-    cwd: Path | None = None,
+    previous: Loaded | None = None,
 ) -> Loaded:
-    """Returns the settings that `flags` (by name; also `config`, `cache`, `disk`), the variables
-    and the file give. Raises ConfigError with all that is wrong."""
-    around = around or Surroundings(environ, os.geteuid() == 0, Path.home())
-    cwd = cwd or Path.cwd()
-    problems: list[str] = []
-    table = _read_table(flags.get("config") or environ.get("RACER_CONFIG"), problems)
-    reader = _Reader(flags, environ, table)
-    reader.problems += problems + _unknown_names(environ, table)
-    values: dict[str, Any] = {}
+    """Returns what flags (`racerd.cli.parse_flags`), variables and the file give.
+
+    With `previous`, for a reload, defaults come from the machine as it was then: free memory and
+    free space are others now, and that is no change of settings.
+    Raises ConfigError with all that is wrong.
+    """
+    sources = Sources(flags, environ)
+    if around is None:
+        around = Surroundings.here(environ) if previous is None else previous.around
+    gathered = _Gathered(sources, around)
     for declared in SETTINGS:
-        values[declared.name] = reader.value(declared, around, values)
-    disks = _disks(reader, values)
-    caches = _caches(reader, cwd)
-    if not reader.problems:
-        reader.problems += _together(values, disks, caches)
-    if reader.problems:
-        raise ConfigError(reader.problems)
-    return Loaded(Settings(**values, disks=disks, caches=caches), reader.sources)
+        gathered.values[declared.name] = _value(declared, gathered)
+    disks = _disks(gathered, previous)
+    caches = _caches(gathered)
+    problems = sources.problems + gathered.problems
+    problems += _together(gathered, disks, caches)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    settings = Settings(**gathered.values, disks=disks, caches=caches)
+    return Loaded(settings, gathered.origins, around, tuple(gathered.warnings))
 
 
-def _read_table(path: str | None, problems: list[str]) -> dict[str, Any]:
-    if path is None:
-        return {}
+def _value(declared: Declared, gathered: _Gathered) -> Any:
+    found = gathered.sources.find(declared)
+    gathered.origins[declared.name] = "default" if found is None else found.source
     try:
-        return tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        problems.append(f"--config {path}: cannot be read: {error.strerror}")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        problems.append(f"--config {path}: not TOML: {error}")
-    return {}
+        if found is not None:
+            return declared.kind.parse(found.value)
+        return declared.default_value(gathered.around, gathered.values)
+    except ValueError as error:
+        where = declared.name if found is None else found.where
+        gathered.problems.append(f"{where}: {error} ({declared.name}: {declared.kind.text})")
+        return None
 
 
-def _unknown_names(environ: Mapping[str, str], table: Mapping[str, Any]) -> list[str]:
-    names = {declared.name for declared in SETTINGS} | {"disks", "caches"}
-    variables = {declared.variable for declared in SETTINGS}
-    problems = [unknown(key, key, names) for key in sorted(table.keys() - names)]
-    for name in sorted(environ):
-        ours = name.startswith("RACER_") and _NOT_OURS.fullmatch(name) is None
-        if ours and name not in variables:
-            problems.append(unknown(name, name, variables))
-    return problems
+# --- disks ----------------------------------------------------------------------------------
 
 
-def _disks(reader: _Reader, values: Mapping[str, Any]) -> tuple[DiskSettings, ...]:
-    texts = reader.flags.get("disk") or reader.environ.get("RACER_DISKS", "").split(",")
-    texts = [text for text in texts if text]
-    if texts:
-        reader.sources["disks"] = "flag" if reader.flags.get("disk") else "variable"
-        where = "--disk" if reader.flags.get("disk") else "RACER_DISKS"
-        found = [_disk_of_text(where, text, reader.problems) for text in texts]
-    elif "disks" in reader.table:
-        reader.sources["disks"] = "file"
-        found = _disks_of_table(reader.table["disks"], reader.problems)
+def _disks(gathered: _Gathered, previous: Loaded | None) -> tuple[DiskSettings, ...]:
+    given = gathered.sources.find_list("disks")
+    found: list[DiskSettings | None]
+    if given is not None:
+        at, texts = given
+        gathered.origins["disks"] = at.source
+        found = [_disk_of_text(at.where, text, gathered.problems) for text in texts]
+    elif "disks" in gathered.sources.table:
+        gathered.origins["disks"] = gathered.sources.in_file("disks").source
+        found = _disks_of_table(gathered)
     else:
-        reader.sources["disks"] = "default"
-        found = [_default_disk(values)]
+        gathered.origins["disks"] = "default"
+        if previous is not None and previous.sources["disks"] == "default":
+            return previous.settings.disks
+        found = [_default_disk(gathered)]
     return tuple(disk for disk in found if disk is not None)
 
 
-def _default_disk(values: Mapping[str, Any]) -> DiskSettings | None:
-    state_dir, floor = values["state_dir"], values["free_space_floor"]
+def _default_disk(gathered: _Gathered) -> DiskSettings | None:
+    state_dir = gathered.values["state_dir"]
+    floor = gathered.values["free_space_floor"]
     if state_dir is None or floor is None:
+        return None  # Another problem says why.
+    path = state_dir / "slab-0"
+    size = FileSystem.of(path).slab_default(floor)
+    if size is None:
+        gathered.warnings.append(
+            f"pages are not kept on disk: the file system of {state_dir} has no room for a slab"
+            f" that leaves {floor:.0%} of it free; name a disk with --disk PATH[:BYTES]"
+        )
         return None
-    return DiskSettings(state_dir / "slab-0", slab_bytes_default(state_dir, floor))
+    return DiskSettings(path, size)
 
 
 def _disk_of_text(where: str, text: str, problems: list[str]) -> DiskSettings | None:
     path, colon, size = text.rpartition(":")
-    if not colon:
-        return DiskSettings(kinds.PATH.parse(text))
     try:
-        return DiskSettings(kinds.PATH.parse(path), _DISK_SIZE.parse(parse_bytes(size)))
+        if not colon:
+            return DiskSettings(kinds.PATH.parse(text))
+        return DiskSettings(kinds.PATH.parse(path), _DISK_SIZE.parse(size))
     except ValueError as error:
-        problems.append(f"{where} {text}: {error}; PATH or PATH:BYTES is wanted")
+        problems.append(f"{where} {text}: {error}; {_DISK_HELP} is wanted")
         return None
 
 
-def _disks_of_table(raw: Any, problems: list[str]) -> list[DiskSettings | None]:
-    if not isinstance(raw, list) or not all(isinstance(item, dict) for item in raw):
-        problems.append("disks: a list of tables is wanted: [[disks]] with path and bytes")
+def _disks_of_table(gathered: _Gathered) -> list[DiskSettings | None]:
+    raw, problems = gathered.sources.table["disks"], gathered.problems
+    where = gathered.sources.key_in_file("disks")
+    if not isinstance(raw, list):
+        problems.append(f'{where}: a list is wanted: ["PATH:BYTES"], or [[disks]] tables')
         return []
     found: list[DiskSettings | None] = []
     for number, item in enumerate(raw):
-        where = f"disks[{number}]"
+        at = f"{where}[{number}]"
+        if isinstance(item, str):
+            found.append(_disk_of_text(at, item, problems))
+            continue
+        if not isinstance(item, dict):
+            problems.append(f"{at}: a text or a table with path and bytes is wanted")
+            continue
         names = sorted(item.keys() - {"path", "bytes"})
-        problems += [unknown(f"{where}.{name}", name, ("path", "bytes")) for name in names]
+        problems += [unknown(f"{at}.{name}", name, ("path", "bytes")) for name in names]
         try:
             path = kinds.PATH.parse(item.get("path"))
             size = _DISK_SIZE.parse(item["bytes"]) if "bytes" in item else None
             found.append(DiskSettings(path, size))
         except ValueError as error:
-            problems.append(f"{where}: {error}")
+            problems.append(f"{at}: {error}; path (text) and bytes ({_DISK_SIZE.text}) are wanted")
     return found
 
 
-def _caches(reader: _Reader, cwd: Path) -> dict[str, CacheSettings]:
-    tables: dict[str, Any] = {}
-    if isinstance(reader.table.get("caches", {}), dict):
-        tables |= reader.table.get("caches", {})
-        reader.sources["caches"] = "file"
-    else:
-        reader.problems.append("caches: tables are wanted: [caches.NAME] with an origin")
-    given = reader.flags.get("cache") or reader.environ.get("RACER_CACHES", "").split(",")
-    for text in (text for text in given if text):
+# --- caches ---------------------------------------------------------------------------------
+
+
+def _caches(gathered: _Gathered) -> dict[str, CacheSettings]:
+    """Tables of the file, then NAME=URL of flags or variable, which replace the origin only."""
+    sources, problems = gathered.sources, gathered.problems
+    tables = sources.table.get("caches", {})
+    if not isinstance(tables, dict):
+        problems.append(
+            f"{sources.key_in_file('caches')}: tables are wanted: [caches.NAME] with an origin"
+        )
+        tables = {}
+    tables = dict(tables)
+    places = dict.fromkeys(tables, sources.in_file("caches").source)
+    given = sources.find_list("caches")
+    named: set[str] = set()
+    for text in given[1] if given is not None else []:
+        assert given is not None
         name, equals, url = text.partition("=")
         if not equals:
-            reader.problems.append(
-                f"--cache {text}: NAME=URL is wanted, such as local=file:///models"
+            problems.append(
+                f"{given[0].where} {text}: NAME=URL is wanted, such as local=file:///models"
             )
             continue
-        reader.sources["caches"] = "flag" if reader.flags.get("cache") else "variable"
-        tables[name] = {**tables.get(name, {}), "origin": url}
-    if not tables and not reader.flags.get("config"):
-        reader.sources["caches"] = "default"
-        tables["local"] = {"origin": f"file://{cwd / 'models'}"}
-    found = (parse_cache(name, table, reader.problems) for name, table in tables.items())
-    return {cache.name: cache for cache in found if cache is not None}
+        if name in named:
+            problems.append(f"{given[0].where}: cache {name} is named twice")
+        named.add(name)
+        table = tables.get(name, {})
+        tables[name] = {**table, "origin": url} if isinstance(table, dict) else table
+        places[name] = given[0].source
+    if not tables and given is None and "caches" not in sources.table:
+        tables["local"] = {"origin": (gathered.around.folder / "models").as_uri()}
+        places["local"] = "default"
+    caches = {}
+    for name, table in tables.items():
+        where = sources.key_in_file if places[name].startswith("file") else str
+        reader = CacheReader(name, table, where, sources.environ, sources.file_is_private)
+        cache = reader.read()
+        problems += reader.problems
+        gathered.origins[f"caches.{name}"] = places[name]
+        if cache is not None:
+            caches[name] = cache
+    return caches
+
+
+# --- together -------------------------------------------------------------------------------
 
 
 def _together(
-    values: Mapping[str, Any],
-    disks: tuple[DiskSettings, ...],
-    caches: Mapping[str, CacheSettings],
+    gathered: _Gathered, disks: tuple[DiskSettings, ...], caches: Mapping[str, CacheSettings]
 ) -> list[str]:
-    """What only shows when the settings are seen together."""
-    problems = []
+    """What only shows when the settings are seen together. Values at None are told elsewhere."""
+    values = gathered.values
+    paths = [disk.path for disk in disks]
+    problems = [f"disks: {p} is named twice" for p in sorted(set(paths)) if paths.count(p) > 1]
+    problems += _geometry_problems(values)
+    problems += _memory_problems(values, gathered.around.machine.limit_bytes)
+    if values["run_dir"] is not None:
+        for name in caches:
+            problems += _socket_path_problems(str(values["run_dir"] / name / "client" / "socket"))
+    if values["socket_mode"] is not None and values["socket_mode"] & 0o006:
+        gathered.warnings.append(
+            f"socket_mode {values['socket_mode']:04o} lets every user of this node read every cache"
+        )
+    return problems
+
+
+def _geometry_problems(values: Mapping[str, Any]) -> list[str]:
+    if values["page_bytes"] is None or values["frame_bytes"] is None:
+        return []
     try:
         geometry = PageGeometry(values["page_bytes"], values["frame_bytes"])
     except ValueError as error:
         return [str(error)]
-    page = format_bytes(geometry.page_bytes)
-    for name, pages in (("memory", 4), ("plaintext", 2), ("dirty", 2)):
-        if values[name] < pages * geometry.page_bytes:
-            problems.append(f"{name}: must hold {pages} pages of {page}")
-    paths = [disk.path for disk in disks]
-    problems += [f"disks: {p} is named twice" for p in sorted(set(paths)) if paths.count(p) > 1]
-    for name in caches:
-        path = str(values["run_dir"] / name / "client" / "socket")
-        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-            problems.append(
-                f"run_dir: the socket path {path} has {len(os.fsencode(path))} bytes, the system's"
-                f" limit is {SOCKET_PATH_BYTES_MAX}; choose a shorter --run-dir or cache name"
-            )
+    page = geometry.page_bytes
+    return [
+        f"{name}: {format_bytes(values[name])} must hold {pages} pages of {format_bytes(page)}"
+        for name, pages in (("memory", 4), ("plaintext", 2), ("dirty", 2))
+        if values[name] is not None and values[name] < pages * page
+    ]
+
+
+def _memory_problems(values: Mapping[str, Any], limit: int | None) -> list[str]:
+    memory, plaintext, dirty = (values[name] for name in ("memory", "plaintext", "dirty"))
+    problems = []
+    if None not in (memory, plaintext) and limit is not None and memory + plaintext > limit:
+        problems.append(
+            f"memory: {format_bytes(memory)} and {format_bytes(plaintext)} of plaintext are more"
+            f" than this container's memory limit of {format_bytes(limit)}"
+        )
+    if None not in (memory, dirty) and dirty > memory:
+        problems.append(
+            f"dirty: {format_bytes(dirty)} are more than memory, {format_bytes(memory)}, which"
+            " pages waiting for a disk are a part of"
+        )
     return problems
+
+
+def _socket_path_problems(path: str) -> list[str]:
+    length = len(os.fsencode(path))
+    if length <= SOCKET_PATH_BYTES_MAX:
+        return []
+    return [
+        f"run_dir: the socket path {path} has {length} bytes, the system's limit is"
+        f" {SOCKET_PATH_BYTES_MAX}; choose a shorter --run-dir or cache name"
+    ]

@@ -8,5 +8,5 @@ from collections.abc import Iterable
 
 def unknown(where: str, name: str, known: Iterable[str]) -> str:
     """The problem's sentence for `name` at `where`."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"{where}: unknown" + (f"; did you mean {near[0]}?" if near else "")
