@@ -17,7 +17,7 @@ from racerd.ids import ObjectVersion, PageId
 from racerd.read.flight import Flight, FlightKey
 from racerd.read.ladder import Ladder, RungsExhausted
 from racerd.read.memory import PageLease
-from racerd.read.plan import PagePart
+from racerd.read.plan import PagePart, frame_span
 from racerd.read.services import ReadServices
 from racerd.read.sources import PlainShare, Source
 from racerd.runtime.deadline import Deadline, deadline_exceeded
@@ -139,17 +139,14 @@ class PageReader:
         if lease is not None:
             return lease
         context.deadline.check(f"reading {page.text}")
-        whole = FlightKey(page, None, skip)
-        span = None
-        if self._services.flights.find(whole) is None:
-            span = self._span(page, wanted, skip)
-        if span is None:
-            return await self._fly(whole, wanted, context)
+        key = self._key(page, wanted, skip)
         try:
-            return await self._fly(FlightKey(page, span, skip), wanted, context)
+            return await self._fly(key, wanted, context)
         except RungsExhausted:
+            if key.span is None:
+                raise
             # The frames could not be had from the disk: the page is asked for elsewhere, whole.
-            return await self._fly(FlightKey(page, None, skip | {"disk"}), wanted, context)
+            return await self._fly(self._whole(page, skip | {"disk"}), wanted, context)
 
     async def acquire_whole(
         self, page: PageId, wanted: PagePart, context: RequestContext
@@ -173,11 +170,21 @@ class PageReader:
         services = self._services
         return services.memory.contains(page) or services.store.contains(page)
 
-    def _span(self, page: PageId, wanted: PagePart, skip: frozenset[str]) -> tuple[int, int] | None:
-        store = self._services.store
-        if "disk" in skip or not store.contains(page) or store.reads_whole(page):
-            return None
-        return self._services.partial.span(page, wanted)
+    def _key(self, page: PageId, wanted: PagePart, skip: frozenset[str]) -> FlightKey:
+        """What to acquire for reading `wanted`: the page, or its frames alone from a disk."""
+        services, whole = self._services, self._whole(page, skip)
+        if services.flights.find(whole) is not None or whole.skip:
+            return whole
+        if not services.store.contains(page) or services.store.reads_whole(page):
+            return whole
+        span = FlightKey(page, frame_span(wanted, services.geometry.frame_bytes))
+        if services.flights.find(span) is None and services.partial.takes_whole(page, wanted):
+            return whole
+        return span
+
+    def _whole(self, page: PageId, skip: frozenset[str]) -> FlightKey:
+        """Readers that skip a disk which has no copy any more want what all others want."""
+        return FlightKey(page, None, skip if self._services.store.contains(page) else frozenset())
 
     async def _fly(self, key: FlightKey, wanted: PagePart, context: RequestContext) -> Source:
         flight = self.join_or_lead(key, context)

@@ -24,14 +24,14 @@ class PartialReads:
         self._promote_share = promote_share
         self._frames_read: OrderedDict[PageId, int] = OrderedDict()
 
-    def span(self, page: PageId, part: PagePart) -> tuple[int, int] | None:
-        """The frames to read for `part`, or None where the whole page is to be read."""
+    def takes_whole(self, page: PageId, part: PagePart) -> bool:
+        """Whether to read the whole page for `part`, which is about to be read and is counted."""
         first, stop = frame_span(part, self._geometry.frame_bytes)
         count = self._geometry.frame_count(part.page_length)
         frames_read = self._frames_read.pop(page, 0) + stop - first
         if stop - first == count or frames_read > count * self._promote_share:
-            return None
+            return True
         self._frames_read[page] = frames_read
         if len(self._frames_read) > _PAGES_MAX:
             self._frames_read.popitem(last=False)
-        return first, stop
+        return False

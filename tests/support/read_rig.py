@@ -21,7 +21,7 @@ from racerd.read.services import ReadServices, ReadThreads
 from racerd.read.settings import ReadSettings
 from racerd.runtime.arena import FrameArena
 from racerd.runtime.deadline import Deadline
-from racerd.runtime.threads import WorkerThreads
+from racerd.runtime.threads import WorkerThreads, settled
 from racerd.store import DiskSettings, Store, StoreSettings
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
@@ -150,7 +150,10 @@ class ReadRig:
         return bytes(buffer), report.rungs
 
     async def stored(self) -> None:
-        """Waits until write-back has nothing to do."""
+        """Waits until every flight is over and write-back has nothing to do."""
+        for flight in list(self.services.flights._running):
+            assert flight._task is not None
+            await settled(flight._task)
         await self.services.write_back.settled(lambda _: True)
 
     async def arrived(self, count: int = 1) -> None:
