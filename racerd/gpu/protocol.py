@@ -41,6 +41,7 @@ class Start:
     kernel_cache: str
     cufile: str
     compat_mode: bool
+    cufile_open_seconds_max: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import TracebackType
 from typing import Any
 
@@ -67,6 +68,7 @@ class GpuSettings:
     idle_seconds: float = 60.0
     cufile: str = "cuda"
     compat_mode: bool = False
+    cufile_open_seconds_max: float = 30.0
     kernel_cache: str = ""
     start_seconds_max: float = 60.0
     answer_seconds_max: float = 60.0
@@ -294,8 +296,10 @@ _SILENT = Fatal(
 
 async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     """Waits for the process without blocking the loop, and reaps it."""
+    if process.poll() is not None:
+        return
     loop = asyncio.get_running_loop()
-    descriptor = os.pidfd_open(process.pid)
+    descriptor = os.pidfd_open(process.pid)  # Only we reap it: the number is still its own.
     exited: asyncio.Future[None] = loop.create_future()
     loop.add_reader(descriptor, _resolve, exited)
     try:
@@ -323,6 +327,12 @@ def _error(failed: Failed) -> RacerError:
     return DeviceError(failed.code, failed.message, native=failed.native, hint=failed.hint)
 
 
+class _State(Enum):
+    STARTING = "starting"
+    UP = "up"
+    PAUSING = "pausing"
+
+
 class GpuDevice:
     """One GPU, by UUID (32 hex digits). Use as an async context manager.
 
@@ -339,9 +349,13 @@ class GpuDevice:
         self._worker: _Worker | None = None
         self._why_not: Fatal | None = Fatal("gpu_starting", "the GPU's worker is starting", "", 0)
         self._supervision: asyncio.Task[None] | None = None
+        self._state = _State.STARTING
+        self._changed = asyncio.Event()  # set and replaced with each change of state
         self._wake = asyncio.Event()
         self._slabs: dict[int, int] = {}
         self._targets = 0
+        self.cufile_state = "off: by settings"
+        self._process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
 
     async def __aenter__(self) -> GpuDevice:
@@ -367,17 +381,30 @@ class GpuDevice:
         why = self._why_not
         return None if why is None else f"{why.message} ({why.code})"
 
+    @property
+    def worker_pid(self) -> int | None:
+        """The process that serves or is starting, or None between two."""
+        return None if self._process is None else self._process.pid
+
+    def _enter(self, state: _State) -> None:
+        self._state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     # ---- life of the worker ----
 
     async def _supervise(self) -> None:
         pause = PAUSE_SECONDS_FIRST
         while True:
+            self._enter(_State.STARTING)
             worker = _Worker.spawn()
+            self._process = worker.process
             try:
                 fatal = await self._live(worker)
             finally:
                 self._worker = None
                 await _through_cancellation(worker.stop())
+                self._process = None
             lived = time.monotonic() - worker.started
             pause = PAUSE_SECONDS_FIRST if lived > HEALTHY_SECONDS else pause
             self._why_not = fatal
@@ -388,6 +415,7 @@ class GpuDevice:
                 self.uuid, fatal.message, fatal.code, pause, fatal.hint,
             )  # fmt: skip
             self._wake.clear()
+            self._enter(_State.PAUSING)
             try:
                 await asyncio.wait_for(self._wake.wait(), pause)
             except TimeoutError:
@@ -397,6 +425,8 @@ class GpuDevice:
     async def _live(self, worker: _Worker) -> Fatal:
         """Starts `worker`, serves with it, and returns what it died of."""
         worker.on_notice = self._on_notice
+        if self._settings.cufile != "off":
+            self.cufile_state = "opening"
         worker.send(self._start_message(), self._arena.descriptor)
         first: list[asyncio.Future[Any]] = [worker.ready, worker.gone]
         await asyncio.wait(
@@ -413,6 +443,7 @@ class GpuDevice:
                 worker.send(OpenSlab(0, number), descriptor)
             self._worker, self._why_not = worker, None
             self._metrics.gpu_up.labels(self.uuid).set(1)
+            self._enter(_State.UP)
         return await self._watch(worker)
 
     async def _watch(self, worker: _Worker) -> Fatal:
@@ -438,6 +469,7 @@ class GpuDevice:
             kernel_cache=settings.kernel_cache,
             cufile=settings.cufile,
             compat_mode=settings.compat_mode,
+            cufile_open_seconds_max=settings.cufile_open_seconds_max,
         )
 
     def _on_notice(self, notice: Notice) -> None:
@@ -446,19 +478,23 @@ class GpuDevice:
         log("GPU %s: %s is %s: %s. %s", self.uuid, where, notice.state, notice.reason, notice.text)
         if notice.scope == "driver" and notice.seconds:
             self._metrics.cufile_open_seconds.labels(self.uuid).set(notice.seconds)
+        if notice.scope == "driver":
+            self.cufile_state = "on" if notice.state == "on" else f"off: {notice.reason}"
         if notice.state == "off":
             self._metrics.fallbacks.labels("cufile", notice.reason).inc()
 
     def retry_now(self) -> None:
-        """Ends the pause before the next start."""
-        self._wake.set()
+        """Ends the pause before the next start, if there is one."""
+        if self._state is _State.PAUSING:
+            self._enter(_State.STARTING)
+            self._wake.set()
 
     async def wait_ready(self) -> None:
         """Waits until the worker serves. Raises DeviceError with the reason where it died."""
-        while self._worker is None:
-            if self._why_not is not None and self._why_not.code != "gpu_starting":
+        while self._worker is None or not self._worker.alive:
+            if self._state is _State.PAUSING and self._why_not is not None:
                 raise _gone(self._why_not)
-            await asyncio.sleep(0.01)
+            await self._changed.wait()
 
     def _working(self) -> _Worker:
         worker = self._worker

@@ -40,7 +40,7 @@ class StandIn:
         # The wheel's libcufile comes before LD_LIBRARY_PATH; what is loaded comes before both.
         environment["LD_PRELOAD"] = str(self.folder / "libcufile.so.0")
         environment["RACER_KERNEL_CACHE"] = str(self.folder / "kernels")
-        environment["PYTHONPATH"] = str(ROOT)
+        environment["PYTHONPATH"] = os.pathsep.join((str(self.folder / "python"), str(ROOT)))
         return environment | extra
 
     def run(
@@ -84,7 +84,9 @@ def missing() -> str | None:
 
 
 def _digest() -> str:
-    digest = hashlib.sha256(repr(_FLAGS).encode() + build.source_digest().encode())
+    digest = hashlib.sha256(
+        repr((_FLAGS, _SITE_CUSTOMIZE)).encode() + build.source_digest().encode()
+    )
     for path in sorted((*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"))):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:20]
@@ -99,7 +101,18 @@ def _compile(output: Path, sources: list[Path], *flags: str) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
 
 
+# Machines without loadable modules have no /proc/modules, and the product rightly will not open a
+# real driver there. The stand-in does not mind.
+_SITE_CUSTOMIZE = """\
+import os
+import racerd.gpu.worker.cufile as cufile
+cufile.PROC_MODULES = os.environ.get("FAKECUFILE_PROC_MODULES", "/proc/version")
+"""
+
+
 def _build_into(folder: Path) -> None:
+    (folder / "python").mkdir()
+    (folder / "python" / "sitecustomize.py").write_text(_SITE_CUSTOMIZE)
     host, driver = SOURCES / "host", SOURCES / "driver"
     includes = [f"-I{host}", f"-I{driver}", f"-I{cuda_include()}"]
     _compile(folder / "libcuda.so.1", sorted(driver.glob("*.cpp")), *includes,

@@ -10,6 +10,7 @@ own host path is faster. Nothing uses the batch interface (F83).
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Protocol
 
 from racerd.gpu.worker.cufile_errors import Meaning, meaning
@@ -63,6 +64,10 @@ class CudaCuFile:
             return getattr(self._cufile, name)(*arguments)
         except self._cufile.cuFileError as error:
             raise CuFileError(name, int(getattr(error, "status", 0)), str(error)) from error
+        except ValueError as error:
+            # "5 is not a valid OpError": an errno, or a status that these bindings do not know.
+            code = re.match(r"\d+", str(error))
+            raise CuFileError(name, int(code.group()) if code else 0, str(error)) from error
         except RuntimeError as error:  # The library, or a symbol of it, was not found.
             raise CuFileError(name, 5007, str(error)) from error
 

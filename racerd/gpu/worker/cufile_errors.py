@@ -101,6 +101,6 @@ SHORT = Meaning("short_read", Remedy.HOST, "the slab ends before the record: the
 
 def meaning(code: int) -> Meaning:
     """The meaning of a cuFile status; of -1 and small numbers, which are errnos."""
-    if code < 5000:
+    if 0 < code < 5000:
         return SYSTEM
     return MEANINGS.get(code, UNKNOWN)

@@ -30,7 +30,6 @@ from racerd.gpu.worker.driver import Device
 from racerd.gpu.worker.opener import Opener, Page
 
 READERS = 4
-OPEN_SECONDS_MAX = 30.0
 
 
 @dataclass(eq=False, slots=True)
@@ -55,7 +54,7 @@ class CuFileReaders:
         compat_mode: bool,
         notify: Callable[[Notice], None],
         die: Callable[[BaseException], None],
-        open_seconds_max: float = OPEN_SECONDS_MAX,
+        open_seconds_max: float,
     ) -> None:
         self._device = device
         self._provider_name = provider

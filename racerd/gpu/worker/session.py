@@ -154,6 +154,7 @@ class Session:
             compat_mode=start.compat_mode,
             notify=self._send,
             die=self._die,
+            open_seconds_max=start.cufile_open_seconds_max,
         )
 
     def _close_targets(self) -> None:
