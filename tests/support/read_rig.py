@@ -87,6 +87,8 @@ class ReadRig:
             )
         )
         self.reader = await aenter(CacheReader("cache", self.origin, self.services))
+        while self.scripted_store is None and self.store.recovering:
+            await asyncio.sleep(0.001)
         return self
 
     def _open_store(self) -> Store:
@@ -151,10 +153,14 @@ class ReadRig:
 
     async def stored(self) -> None:
         """Waits until every flight is over and write-back has nothing to do."""
+        await self.flights_over()
+        await self.services.write_back.settled(lambda _: True)
+
+    async def flights_over(self) -> None:
+        """Waits until what landed is sealed, and queued for its disk or given up."""
         for flight in list(self.services.flights._running):
             assert flight._task is not None
             await settled(flight._task)
-        await self.services.write_back.settled(lambda _: True)
 
     async def arrived(self, count: int = 1) -> None:
         """Waits until `count` origin calls more stand at the gate."""

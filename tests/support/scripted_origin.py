@@ -129,6 +129,7 @@ class ScriptedOrigin:
                 yield ListedPrefix(name)
 
     def list_buckets(self, *, deadline: Deadline) -> list[str] | None:
+        self._pass_gate(None)
         return sorted({bucket for bucket, _ in self.objects})
 
     def close(self) -> None:
