@@ -48,7 +48,7 @@ lock: dev ## resolve requirements*.lock anew
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
 		--allow-unsafe --output-file requirements.lock pyproject.toml requirements-build.in
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
-		--allow-unsafe --extra dev --extra servers --output-file requirements-dev.lock pyproject.toml requirements-build.in
+		--allow-unsafe --extra dev --extra gpu --extra servers --output-file requirements-dev.lock pyproject.toml requirements-build.in
 
 clean: ## remove what was built
 	rm -rf $(VENV) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
