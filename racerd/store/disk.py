@@ -481,7 +481,7 @@ class Disk:
             self._probe()
         self.watch.publish()
         live, writer = self._live, self._writer
-        if live is None or writer is None or not self.watch.readable:
+        if live is None or writer is None or not self.watch.writable:
             return
         try:
             writer.keep_floor()

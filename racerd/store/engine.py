@@ -557,9 +557,8 @@ class Engine:
         self.index.load(pages)
         rows = self.index.live_rows()
         columns = self.index.table.arrays
-        sizes = self.geometry.header_bytes + -(-columns["length"][rows] // BLOCK_BYTES) * np.int64(
-            BLOCK_BYTES
-        )
+        blocks = -(-columns["length"][rows].astype(np.int64) // BLOCK_BYTES)
+        sizes = self.geometry.header_bytes + blocks * BLOCK_BYTES
         for at in np.flatnonzero(columns["flags"][rows] & ROW_V1).tolist():
             sizes[at] = self._record_bytes(int(rows[at]))
         segments = np.bincount(columns["segment"][rows], sizes, len(self.segments))

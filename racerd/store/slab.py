@@ -81,7 +81,7 @@ def open_slab(
     found = _superblock(device, disk)
     kept = found if found is not None and found.geometry.page == page else None
     geometry = _plan(device, disk, store, page, kept)
-    device.prove_writes()
+    _prove_writes(device, known=kept is not None)
     if found is not None and kept is None:
         log.warning("%s was made for other page sizes: its pages are dropped", disk.path)
     if kept is not None and kept.geometry == geometry and kept.version == FORMAT_V2:
@@ -95,6 +95,16 @@ def open_slab(
     before = kept.geometry if kept is not None else geometry
     notes = _notes(device, superblock.slab)
     return Slab(device, superblock.slab, geometry, before, notes, store.free_floor_ratio)
+
+
+def _prove_writes(device: BlockDevice, *, known: bool) -> None:
+    """A full medium does not stop a slab that has pages: they can be read, and evicted."""
+    try:
+        device.prove_writes()
+    except DiskError as error:
+        if not (known and error.full):
+            raise
+        log.warning("%s; %s", error.message, error.hint)
 
 
 def _plan(
