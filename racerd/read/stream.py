@@ -84,7 +84,7 @@ class PageStream:
         self._free: list[_Scratch] = []
         self._ahead: deque[_Chunk] = deque()
         self._held: dict[int, PlainHold] = {}
-        self._fetching: set[asyncio.Task[None]] = set()
+        self._fetching: dict[int, asyncio.Task[None]] = {}
         self._fetched_to = -1
         self.report = ReadReport()
 
@@ -148,6 +148,9 @@ class PageStream:
     async def _read(self, step: _Step, view: memoryview) -> None:
         self._drop_passed(step.part.index)
         page = PageId(self._version, step.part.index)
+        fetching = self._fetching.get(page.index)
+        if fetching is not None and not fetching.done():
+            await asyncio.wait([fetching])  # Its hold may be all that there will be of the page.
         hold = self._held.get(page.index)
         if hold is not None and not self._services.memory.contains(page):
             share = hold.share()
@@ -187,9 +190,9 @@ class PageStream:
                 continue
             wanted = parts[index - first]
             if wanted.whole or not self._services.store.contains(page):
-                task = asyncio.get_running_loop().create_task(self._fetch(page, wanted))
-                self._fetching.add(task)
-                task.add_done_callback(self._fetching.discard)
+                self._fetching[index] = asyncio.get_running_loop().create_task(
+                    self._fetch(page, wanted)
+                )
 
     async def _fetch(self, page: PageId, wanted: PagePart) -> None:
         try:
@@ -218,9 +221,11 @@ class PageStream:
     def _drop_passed(self, index: int) -> None:
         for passed in [held for held in self._held if held < index - 1]:
             self._held.pop(passed).release()
+        for passed in [fetched for fetched in self._fetching if fetched < index - 1]:
+            del self._fetching[passed]
 
     async def _end(self) -> None:
-        tasks = [chunk.task for chunk in self._ahead] + list(self._fetching)
+        tasks = [chunk.task for chunk in self._ahead] + list(self._fetching.values())
         for task in tasks:
             task.cancel()
         for task in tasks:
