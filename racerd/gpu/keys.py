@@ -9,7 +9,6 @@ The results are as secret as the key: they live in the caller's buffers, which i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -63,23 +62,20 @@ def key_schedule(key: bytes) -> bytes:
     return _SCHEDULE_WORDS.pack(*words)
 
 
-def frame_nonce(salt: bytes, frame: int) -> bytes:
-    """The nonce of frame `frame` of the record with this salt (see `racerd.crypto.sealing`)."""
-    tail = int.from_bytes(salt[20:24], "big") ^ frame
-    return salt[12:20] + tail.to_bytes(4, "big")
+def hash_key_and_masked_tags(key: bytes, nonces: bytes, tags: bytes) -> tuple[bytes, bytes]:
+    """Returns H = E(0), and each frame's tag XOR E(nonce || 1): what its GHASH must come to.
 
-
-def hash_key_and_masked_tags(
-    key: bytes, nonces: Sequence[bytes], tags: Sequence[bytes]
-) -> tuple[bytes, list[bytes]]:
-    """Returns H = E(0), and for each frame its tag XOR E(nonce || 1): what GHASH must come to.
-
-    Source: NIST SP 800-38D, section 7.2, with both sides of the comparison XORed with E(J0).
+    `nonces` has 12 bytes a frame, `tags` and the result 16. Source: NIST SP 800-38D, section 7.2,
+    with both sides of the comparison XORed with E(J0).
     """
-    blocks = bytes(BLOCK_BYTES) + b"".join(nonce + _FIRST_COUNTER for nonce in nonces)
-    encrypted = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(blocks)
-    masked = []
-    for start, tag in zip(range(BLOCK_BYTES, len(encrypted), BLOCK_BYTES), tags, strict=True):
-        mask = int.from_bytes(encrypted[start : start + BLOCK_BYTES], "big")
-        masked.append((mask ^ int.from_bytes(tag, "big")).to_bytes(BLOCK_BYTES, "big"))
+    first_counters = b"".join(
+        nonces[at : at + NONCE_BYTES] + _FIRST_COUNTER for at in range(0, len(nonces), NONCE_BYTES)
+    )
+    encrypted = (
+        Cipher(algorithms.AES(key), modes.ECB())
+        .encryptor()
+        .update(bytes(BLOCK_BYTES) + first_counters)
+    )
+    masks = int.from_bytes(encrypted[BLOCK_BYTES:], "big")
+    masked = (masks ^ int.from_bytes(tags, "big")).to_bytes(len(tags), "big")
     return encrypted[:BLOCK_BYTES], masked

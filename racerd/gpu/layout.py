@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import IntEnum
 from struct import Struct
 
+import numpy as np
+
 from racerd.units import KIB
 
 THREADS = 512
@@ -24,8 +26,22 @@ OPEN_FRAMES = b"racer_open_frames"
 RECORD_KEY = Struct("<240s16s")
 """Round keys, hash key."""
 
-FRAME_JOB = Struct("<QQQQIIIII12s16s")
-"""Source, destination, AAD, CRC; length, skip, take, AAD bytes, record; nonce, masked tag."""
+FRAME_JOB = np.dtype(
+    [
+        ("source", "<u8"),
+        ("destination", "<u8"),
+        ("aad", "<u8"),
+        ("crc", "<u8"),
+        ("length", "<u4"),
+        ("skip", "<u4"),
+        ("take", "<u4"),
+        ("aad_bytes", "<u4"),
+        ("record", "<u4"),
+        ("nonce", "V12"),
+        ("masked_tag", "V16"),
+    ]
+)
+"""One frame to open, as `FrameJob`."""
 
 
 class Verdict(IntEnum):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import numpy as np
+
 from racerd.gpu import build, layout
 from racerd.gpu.worker import batch
 from tests.support.standin import SOURCES, StandIn
@@ -42,6 +44,8 @@ def test_both_sides_mean_the_same_bytes(standin: StandIn, tmp_path: Path) -> Non
         layout.Verdict.OK, layout.Verdict.CRC, layout.Verdict.TAG,
     ]  # fmt: skip
     words = b"".join(i.to_bytes(4, "little") for i in range(10, 17))
-    assert job == layout.FRAME_JOB.pack(1, 2, 3, 4, 5, 6, 7, 8, 9, words[:12], words[12:])
+    expected = np.array((1, 2, 3, 4, 5, 6, 7, 8, 9, words[:12], words[12:]), layout.FRAME_JOB)
+    assert job == expected.tobytes()
+    assert layout.FRAME_JOB.itemsize == layout.FRAME_JOB_BYTES
     assert layout.RECORD_KEY.size == layout.RECORD_KEY_BYTES
     assert batch.BLOCK_BYTES % 16 == 0

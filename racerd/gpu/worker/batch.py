@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from racerd.gpu import keys, layout
 from racerd.gpu.protocol import ReadPage
 from racerd.units import KIB, round_up
@@ -67,47 +69,55 @@ class JobBlock:
     def add(self, read: ReadPage, place: Place) -> None:
         """Adds the frames of `read`. The caller asked `has_room`."""
         count = read.frame_count
-        nonces = [read.nonces[i * 12 : i * 12 + 12] for i in range(count)]
-        tags = [read.tags[i * 16 : i * 16 + 16] for i in range(count)]
-        hash_key, masked = keys.hash_key_and_masked_tags(read.key, nonces, tags)
+        hash_key, masked = keys.hash_key_and_masked_tags(read.key, read.nonces, read.tags)
         layout.RECORD_KEY.pack_into(
             self._view,
             self.pages * layout.RECORD_KEY_BYTES,
             keys.key_schedule(read.key),
             hash_key,
         )
-        tail_bytes = len(read.aad_tails) // count
-        for i in range(count):
-            start = i * self._frame_bytes
-            length = self._frame_bytes if i + 1 < count else read.last_bytes
-            skip = min(max(0, read.skip - start), length)
-            take = max(0, min(length, read.skip + read.take - start) - skip)
-            tail = read.aad_tails[i * tail_bytes : (i + 1) * tail_bytes]
-            aad, aad_bytes = self._add_aad(read.aad_head, tail)
-            layout.FRAME_JOB.pack_into(
-                self._view,
-                _JOBS_AT + self.frames * layout.FRAME_JOB_BYTES,
-                place.source + i * place.pitch,
-                place.destination + max(0, start - read.skip),
-                aad,
-                int.from_bytes(read.crcs[i * 8 : i * 8 + 8], "little"),
-                length,
-                skip,
-                take,
-                aad_bytes,
-                self.pages,
-                nonces[i],
-                masked[i],
-            )
-            self.frames += 1
+        aad, aad_pitch, aad_bytes = self._add_aads(read)
+        # All frames of the page at once: one at a time costs the interpreter 3 us each.
+        jobs = np.frombuffer(
+            self._view,
+            layout.FRAME_JOB,
+            count,
+            _JOBS_AT + self.frames * layout.FRAME_JOB_BYTES,
+        )
+        index = np.arange(count, dtype=np.int64)
+        start = index * self._frame_bytes
+        length = np.full(count, self._frame_bytes, np.int64)
+        length[-1] = read.last_bytes
+        skip = np.minimum(np.maximum(read.skip - start, 0), length)
+        jobs["source"] = place.source + index * place.pitch
+        jobs["destination"] = place.destination + np.maximum(start - read.skip, 0)
+        jobs["aad"] = aad + index * aad_pitch
+        jobs["crc"] = np.frombuffer(read.crcs, "<u8")
+        jobs["length"] = length
+        jobs["skip"] = skip
+        jobs["take"] = np.maximum(np.minimum(length, read.skip + read.take - start) - skip, 0)
+        jobs["aad_bytes"] = aad_bytes
+        jobs["record"] = self.pages
+        jobs["nonce"] = np.frombuffer(read.nonces, "V12")
+        jobs["masked_tag"] = np.frombuffer(masked, "V16")
+        self.frames += count
         self.pages += 1
 
-    def _add_aad(self, head: bytes, tail: bytes) -> tuple[int, int]:
-        start, length = self._aads_end, len(head) + len(tail)
-        self._aads_end += round_up(length, _BLOCK)
-        self._view[start : start + length] = head + tail
-        self._view[start + length : self._aads_end] = bytes(self._aads_end - start - length)
-        return self._device + start, length
+    def _add_aads(self, read: ReadPage) -> tuple[int, int, int]:
+        """Adds every frame's AAD, zero padded. Returns the first's address, pitch and length."""
+        tails, count = read.aad_tails, read.frame_count
+        step = len(tails) // count
+        length = len(read.aad_head) + step
+        padding = bytes(-length % _BLOCK)
+        start = self._aads_end
+        aads = b"".join(
+            part
+            for i in range(count)
+            for part in (read.aad_head, tails[i * step : (i + 1) * step], padding)
+        )
+        self._view[start : start + len(aads)] = aads
+        self._aads_end += len(aads)
+        return self._device + start, length + len(padding), length
 
 
 def _aad_room(read: ReadPage) -> int:
