@@ -33,9 +33,10 @@ IDENTITY_BYTES_GUARANTEED = 1664
 
 _SEGMENT_BYTES_TARGET = 256 * MIB
 _SEGMENTS_WANTED = 64
+_RECORDS_PER_SEGMENT_WANTED = 16
 _RECORDS_PER_SEGMENT_MIN = 4
 _SEGMENTS_MIN = 3
-_CHECKPOINT_BYTES_PER_RECORD = 512
+_CHECKPOINT_BYTES_PER_RECORD = 192
 _CHECKPOINT_BYTES_MIN = 16 * KIB
 _CHECKPOINT_SHARE_MAX = 256  # One part in this many of the slab.
 
@@ -129,8 +130,8 @@ def _checkpoint_bytes(capacity: int, record: int) -> int:
 
 
 def _records_per_segment(room: int, record: int) -> int:
-    """About 64 segments, of at least 4 records and at most 256 MiB, but always 3 segments."""
+    """About 64 segments of 16 records or more, but of at most 256 MiB; always 3 segments."""
     total = max(room, 0) // record
     largest = max(_SEGMENT_BYTES_TARGET // record, _RECORDS_PER_SEGMENT_MIN)
-    wanted = min(max(total // _SEGMENTS_WANTED, _RECORDS_PER_SEGMENT_MIN), largest)
+    wanted = min(max(total // _SEGMENTS_WANTED, _RECORDS_PER_SEGMENT_WANTED), largest)
     return max(1, min(wanted, total // (_SEGMENTS_MIN + 1)))

@@ -79,11 +79,10 @@ def open_slab(
     Raises DiskError; IntegrityError `slab_version`, `slab_foreign`, `slab_small`, with a hint.
     """
     found = _superblock(device, disk)
-    kept = found if found is not None and found.geometry.page == page else None
-    geometry = _plan(device, disk, store, page, kept)
+    kept, geometry = _plan(device, disk, store, page, found)
     _prove_writes(device, known=kept is not None)
     if found is not None and kept is None:
-        log.warning("%s was made for other page sizes: its pages are dropped", disk.path)
+        log.warning("%s cannot keep its layout: it is started anew, without its pages", disk.path)
     if kept is not None and kept.geometry == geometry and kept.version == FORMAT_V2:
         superblock = kept
     else:
@@ -109,14 +108,23 @@ def _prove_writes(device: BlockDevice, *, known: bool) -> None:
 
 def _plan(
     device: BlockDevice, disk: DiskSettings, store: StoreSettings, page: PageGeometry,
-    kept: Superblock | None,
-) -> SlabGeometry:  # fmt: skip
-    old = kept.geometry if kept is not None else None
-    capacity = _capacity(device, disk, store, old)
+    found: Superblock | None,
+) -> tuple[Superblock | None, SlabGeometry]:  # fmt: skip
+    """The layout, and the superblock whose records stay where they are in it, if one can.
+
+    Records cannot stay when the page sizes changed, or when the slab has become smaller than
+    three of its segments.
+    """
+    if found is not None and found.geometry.page == page:
+        capacity = _capacity(device, disk, store, found.geometry)
+        try:
+            return found, SlabGeometry.plan(
+                page, capacity, segment_bytes=found.geometry.segment_bytes
+            )
+        except ValueError:
+            log.info("%s has become too small for its segments", disk.path)
     try:
-        return SlabGeometry.plan(
-            page, capacity, segment_bytes=old.segment_bytes if old is not None else None
-        )
+        return None, SlabGeometry.plan(page, _capacity(device, disk, store, None))
     except ValueError as error:
         raise IntegrityError(
             "slab_small", str(error), hint="raise the capacity of this disk"
