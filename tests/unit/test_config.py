@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from racerd.cli import describe, main, parse_flags
 from racerd.config import Loaded, OriginOptions, Settings, diff, load_settings
 from racerd.config.caches import OPTIONS
 from racerd.config.declarations import SETTINGS, Surroundings
-from racerd.config.machine import SLAB_MAX, SLAB_MIN, FileSystem, Machine
+from racerd.config.machine import SLAB_MAX, SLAB_MIN, FileSystem, Machine, _limits_upwards
 from racerd.errors import ConfigError
 from racerd.units import GIB, KIB, MIB, TIB
 from tools.settings_table import DOCUMENT, updated
@@ -158,8 +158,9 @@ def test_a_socket_path_that_is_too_long_is_refused() -> None:
     assert problems(f"--cache={longest}d=file:///m")
 
 
-def test_one_disk_twice_is_refused() -> None:
+def test_one_disk_or_cache_twice_is_refused() -> None:
     assert "twice" in problems("--disk=/d:1GiB", "--disk=/d:2GiB")[0]
+    assert "twice" in problems("--cache=a=file:///x", "--cache=a=file:///y")[0]
 
 
 @pytest.mark.parametrize(("text", "gpu"), [("true", "on"), ("false", "off"), ("auto", "auto")])
@@ -435,6 +436,7 @@ def test_memory_defaults_are_bounded(available: int, limit: int | None) -> None:
     slab=st.integers(0, 200 * GIB),
     allocated=st.floats(0, 1),
 )
+@example(total=1000 * GIB, free=0.16, floor=0.15, slab=60 * GIB, allocated=0.0)
 def test_the_default_slab_leaves_the_floor_free(
     total: int, free: float, floor: float, slab: int, allocated: float
 ) -> None:
@@ -472,6 +474,19 @@ def test_no_room_for_a_slab_is_said_and_served(tmp_path: Path, monkeypatch: Any)
     assert found.settings.disks == ()
     assert str(tmp_path) in found.warnings[0]
     assert "warning: pages are not kept on disk" in describe(found)
+
+
+def test_the_smallest_memory_limit_above_this_process_counts(tmp_path: Path) -> None:
+    """Cgroup v2 says `max`, v1 a number near 2**63, and a container may not see its own path."""
+    for folder, text in (("", "max\n"), ("a", "3000\n"), ("a/b", "5000\n"), ("a/b/c", "x\n")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "memory.max").write_text(text)
+    assert min(_limits_upwards(tmp_path, "/a/b/c", "memory.max")) == 3000
+    assert _limits_upwards(tmp_path, "/a/b", "memory.max") == [5000, 3000]
+    assert _limits_upwards(tmp_path, "/", "memory.max") == []
+    assert _limits_upwards(tmp_path, "/not/seen/here", "memory.max") == []
+    (tmp_path / "memory.max").write_text(f"{2**63 - 4096}\n")
+    assert _limits_upwards(tmp_path, "/x", "memory.max") == []
 
 
 def test_this_machine_has_memory_and_a_file_system(tmp_path: Path) -> None:
