@@ -133,11 +133,7 @@ class Operations:
     ) -> Body:
         """Reads the first chunk, so that what fails early is answered with its own status."""
         chunks = self._reader.stream(version, start, stop, exchange.context)
-        try:
-            return Body(await anext(chunks), chunks)
-        except BaseException:
-            await chunks.aclose()
-            raise
+        return Body(await anext(chunks), chunks)  # A stream that raised, or was cancelled, is over.
 
     async def list_objects(self, message: ListObjects, exchange: Exchange) -> Response:
         listing = await self._reader.list_objects(

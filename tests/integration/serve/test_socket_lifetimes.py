@@ -282,6 +282,9 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> N
         async with SocketRig(tmp_path, reader) as rig:
             with RawClient(rig.path) as busy, RawClient(rig.path) as idle, Memory(SIZE) as memory:
                 await asyncio.to_thread(idle.ask, "GET /v1/info")
+                with RawClient(rig.path):
+                    await rig.connections(3)
+                await rig.connections(2)  # One has ended before.
                 reader.hold()
                 busy.send(head("POST /v1/host-read/b/k"), [memory.fd])
                 await reader.arrived.wait()
