@@ -442,3 +442,37 @@ def test_plaintext_that_does_not_fit_its_frames_is_refused() -> None:
             sealer.seal_frames(first, memoryview(bytes(plain)), some)
     with pytest.raises(ValueError, match="10000 bytes, not 9999"):
         PageSealer(page_of(10_000), 9_999, GEOMETRY, KEY)
+
+
+# ---------- material for another device
+
+
+def test_frame_material_opens_the_same_frames_and_does_not_show() -> None:
+    """R9: what the GPU's worker is given is what the host uses."""
+    plaintext = os.urandom(10_000)
+    page = page_of(10_000)
+    seal, frames = sealed(page, plaintext)
+    opener = PageOpener(page, seal, GEOMETRY, KEY)
+    material = opener.frame_material(1, 2)
+    aead = AESGCM(material.key)
+    opened = b"".join(
+        aead.decrypt(
+            material.nonces[i * 12 : (i + 1) * 12],
+            bytes(frames[1 + i]),
+            material.aad_head + material.aad_tails[i * 4 : (i + 1) * 4],
+        )
+        for i in range(2)
+    )
+    assert opened == plaintext[4096:]
+    assert material.last_bytes == 10_000 - 2 * 4096
+    assert material.key.hex() not in repr(material)
+    assert repr(material.key) not in repr(material)
+    with pytest.raises(ValueError, match="frames"):
+        opener.frame_material(2, 2)
+
+
+def test_a_page_with_one_tag_has_no_frame_material() -> None:
+    page = page_of(10_000)
+    seal, _ = sealed(page, os.urandom(10_000), WHOLE)
+    with pytest.raises(ValueError, match="single tag"):
+        PageOpener(page, seal, GEOMETRY, KEY).frame_material(0, 1)
