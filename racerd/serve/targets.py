@@ -3,8 +3,8 @@
 Layer: serve, loop thread. A target outlives no lease on it: releasing one cancels the reads that
 hold leases and waits until they have let go (R7), and only then is the memory unmapped.
 
-`Landing` is the seam for other kinds of memory: a kind is a way to open a descriptor, and what a
-lease hands to the reader. `host` is the one there is.
+`Landing` is what all kinds of target have in common; the registry opens each kind by its name and
+knows nothing else of it. `host` is the one there is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import traceback as tracebacks
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -32,10 +32,10 @@ _INLINE_BYTES_MAX = 16 * MIB
 
 
 class Landing(Protocol):
-    """Memory of a client that reads may fill. The lease decides what a reader is given."""
+    """Memory of a client that reads may fill."""
 
-    kind: str
-
+    @property
+    def kind(self) -> str: ...
     @property
     def size_bytes(self) -> int: ...
 
@@ -97,7 +97,7 @@ class Lease:
 class HostTarget:
     """A mapped memfd. Owns the descriptor and the mapping from `open` to `release`."""
 
-    kind = "host"
+    kind: str = "host"
 
     def __init__(
         self,
@@ -189,6 +189,9 @@ class TargetRegistry:
         self._metrics = metrics
         self._per_holder_max = per_holder_max
         self._targets_max = targets_max
+        self._openers: Mapping[str, Callable[[ReceivedDescriptor], Awaitable[Landing]]] = {
+            HostTarget.kind: self._open_host,
+        }
         self._entries: dict[str, _Entry] = {}
         self._held: defaultdict[Hashable, set[str]] = defaultdict(set)
 
@@ -197,14 +200,14 @@ class TargetRegistry:
 
     async def register(
         self, kind: str, descriptor: ReceivedDescriptor, holder: Hashable, peer: PeerCredentials
-    ) -> tuple[str, HostTarget]:
+    ) -> tuple[str, Landing]:
         """Opens a target that lives until `release`, or until `release_all` of its holder."""
         try:
             self._check_room(kind, holder)
         except RacerError as error:
             self._metrics.targets_refused.labels(error.code).inc()
             raise
-        target = await HostTarget(descriptor, self._threads, self._metrics).open()
+        target = await self._openers[kind](descriptor)
         target_id = secrets.token_hex(16)
         self._entries[target_id] = _Entry(target, holder, peer.uid)
         self._held[holder].add(target_id)
@@ -215,7 +218,7 @@ class TargetRegistry:
         """A target of `length` bytes at `offset` that nobody else can name; not opened yet."""
         return HostTarget(descriptor, self._threads, self._metrics, offset=offset, length=length)
 
-    def find(self, target_id: str, peer: PeerCredentials) -> HostTarget:
+    def find(self, target_id: str, peer: PeerCredentials) -> Landing:
         """Returns a target of this user. Raises RequestError `target_unknown`."""
         entry = self._entries.get(target_id)
         if entry is None or entry.uid != peer.uid:
@@ -234,7 +237,10 @@ class TargetRegistry:
             releasing = asyncio.gather(*(target.release() for target in targets))
             await settled(releasing)
 
-    def _forget(self, target_id: str) -> HostTarget:
+    async def _open_host(self, descriptor: ReceivedDescriptor) -> Landing:
+        return await HostTarget(descriptor, self._threads, self._metrics).open()
+
+    def _forget(self, target_id: str) -> Landing:
         entry = self._entries.pop(target_id)
         held = self._held[entry.holder]
         held.discard(target_id)
@@ -244,11 +250,11 @@ class TargetRegistry:
         return entry.target
 
     def _check_room(self, kind: str, holder: Hashable) -> None:
-        if kind != HostTarget.kind:
+        if kind not in self._openers:
             raise ProtocolError(
                 "bad_request",
                 f"there is no target of kind {kind[:20]!r} here",
-                hint="register a target of kind host",
+                hint=f"register a target of kind {' or '.join(self._openers)}",
             )
         held = len(self._held.get(holder, ()))
         if held >= self._per_holder_max or len(self._entries) >= self._targets_max:
@@ -262,7 +268,7 @@ class TargetRegistry:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    target: HostTarget
+    target: Landing
     holder: Hashable
     uid: int
 

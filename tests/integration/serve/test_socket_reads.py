@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+import pytest
 import uvloop
 
 from tests.support.read_rig import content
 from tests.support.socket_rig import Memory, RawClient, SocketRig
 
 
-def test_head_get_and_host_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+def test_head_get_and_host_read(
+    tmp_path: Path, run: Callable[[Coroutine[object, object, None]], None]
+) -> None:
     """R1, R3: the bytes of a host-read are in the client's memory, none of them on the socket."""
     data = content(200_000)
 
@@ -34,4 +40,4 @@ def test_head_get_and_host_read(tmp_path: Path) -> None:
             rig.origin.put(b"k", data)
             await rig.client(talk)
 
-    uvloop.run(main())
+    run(main())
