@@ -252,11 +252,11 @@ class FlightTable:
     async def close(self) -> None:
         """Cancels every flight and waits for the tasks. New ones are refused."""
         self._closed = True
-        for flight in list(self._flights.values()):
+        running = list(self._running)
+        for flight in running:
             self.abandon(flight)
-        for flight in list(self._running):
+        for flight in running:
             assert flight._task is not None
-            flight._task.cancel()
             await settled(flight._task)
 
 

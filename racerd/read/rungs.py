@@ -180,7 +180,6 @@ class OriginRung:
         try:
             await asyncio.wait([job.future])
         except asyncio.CancelledError:
-            flight.cancel.cancel()
             self._strays.leave(job, charge.release)
             raise
         if job.future.exception() is not None:

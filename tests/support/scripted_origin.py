@@ -26,7 +26,7 @@ class ScriptedOrigin:
         self.objects: dict[tuple[str, bytes], tuple[bytes, str]] = {}
         self.fetches: Counter[tuple[bytes, int]] = Counter()
         self.heads: Counter[bytes] = Counter()
-        self.arrived = threading.Semaphore(0)  # Released when a call waits at the gate.
+        self.arrived = threading.Semaphore(0)  # Released by every call since `hold`.
         self.running = 0
         self.running_max = 0
         self.cancelled = 0
@@ -45,6 +45,7 @@ class ScriptedOrigin:
     def hold(self, *, obeys_cancel: bool = True) -> None:
         """Lets calls arrive and not go on until `release`. `obeys_cancel` False: a stuck one."""
         self._obeys_cancel = obeys_cancel
+        self.arrived = threading.Semaphore(0)
         self._gate.clear()
 
     def release(self) -> None:

@@ -113,6 +113,25 @@ def test_many_readers_of_a_bad_page_make_one_request(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
+def test_who_finds_nothing_joins_who_found_it_bad(tmp_path: Path) -> None:
+    """R22, R32: once the bad copy is gone, repair and ordinary miss are one acquisition."""
+
+    async def body(rig: ReadRig, store: ScriptedStore) -> None:
+        store.rot(page(rig))
+        rig.origin.hold()
+        repair = asyncio.ensure_future(rig.read(rig.version(), 0, PAGE))
+        await rig.arrived()
+        assert not store.contains(page(rig))
+        miss = asyncio.ensure_future(rig.read(rig.version(), 5, 50))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        rig.origin.release()
+        assert ((await repair)[0], (await miss)[0]) == (DATA[:PAGE], DATA[5:50])
+        assert rig.origin.fetches == {(b"k", 0): 1}
+
+    run(tmp_path, body)
+
+
 def test_a_bad_page_in_memory_is_read_from_disk(tmp_path: Path) -> None:
     """R16, R22: memory holds ciphertext, and does not trust it either."""
 
