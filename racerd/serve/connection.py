@@ -78,6 +78,7 @@ class ClientConnection:
         self._wire: ServerConnection[ReceivedDescriptor] = ServerConnection()
         self._task: asyncio.Task[object] | None = None
         self._work: Work | None = None
+        self._answered = False  # The exchange under way has had its whole answer.
         self._waiting: asyncio.Future[None] | None = None
         self._parted: asyncio.Future[None] | None = None
         self._discarded_bytes = 0
@@ -228,6 +229,7 @@ class ClientConnection:
             return False
         started = time.perf_counter()
         label = _Label()
+        self._answered = False
         try:
             response = await self._try(work, label)
         finally:
@@ -251,8 +253,9 @@ class ClientConnection:
             _LOG.exception("%s failed on cache %s", label.operation, self.cache)
             told = internal_error()
         response = error_response(told, head_only=request.head.method == "HEAD")
-        if self._wire.state is not State.BUSY:
-            # Part of a body is out. What is missing from it tells the client that it failed.
+        if self._answered or self._wire.state is not State.BUSY:
+            # Part of a body is out. What is missing from it tells the client that it failed. (Or
+            # all of it, and letting go of the read failed: what is owed by now is another answer.)
             self._metrics.answered(label.operation, response.head.status, 0.0, 0)
             self._metrics.connection_refused("failed in the body")
             raise _PeerGone
@@ -306,7 +309,7 @@ class ClientConnection:
         head = self._wire.respond(response.head)
         self._wire.send_body(len(response.body))
         await self._write([head + response.body])
-        self._wire.end_response()
+        self._end_response()
 
     async def _send_stream(self, head: ResponseHead, body: Body) -> None:
         first = self._wire.respond(head)
@@ -319,7 +322,11 @@ class ClientConnection:
                 break
             left -= self._wire.send_body(len(chunk))
             await self._write([chunk])
+        self._end_response()
+
+    def _end_response(self) -> None:
         self._wire.end_response()
+        self._answered = True
 
     async def _write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Writes all of `parts`, waiting for the socket as often as it takes."""

@@ -10,7 +10,10 @@ import resource
 import shutil
 import socket
 import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -461,5 +464,35 @@ def test_curl_works_for_plain_operations(tmp_path: Path) -> None:
                 ]
 
             await asyncio.to_thread(talk)
+
+    uvloop.run(main())
+
+
+def test_a_read_that_fails_after_its_last_byte_answers_nothing_else(tmp_path: Path) -> None:
+    """R6: the next request may have come already; the failure must not become its answer."""
+
+    asked_again = asyncio.Event()
+
+    class LateFailure(MemoryReader):
+        async def stream(self, *arguments: Any) -> AsyncGenerator[memoryview, None]:
+            try:
+                async with aclosing(super().stream(*arguments)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            finally:
+                await asked_again.wait()
+                raise LookupError("while letting go")
+
+    async def main() -> None:
+        reader = LateFailure()
+        reader.put(b"k", b"short")
+        async with SocketRig(tmp_path, reader) as rig:
+            with RawClient(rig.path) as client:
+                answer = await asyncio.to_thread(client.ask, "GET /v1/objects/b/k")
+                assert answer.body == b"short"
+                client.send(head("GET /v1/info"))
+                await rig.until(lambda: any(c.busy for c in rig.socket._connections))
+                asked_again.set()
+                assert await asyncio.to_thread(client.ended)
 
     uvloop.run(main())
