@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "tests" / "fakecuda"
 ARCHITECTURE = "sm_90"  # What the stand-in's devices say they are.
 
+_KEEP_SECONDS = 86_400.0
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 
 
@@ -134,9 +136,10 @@ def build_standin() -> StandIn:
     with (base / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            for old in base.iterdir():
-                if old.is_dir():
+            for old in base.iterdir():  # Another checkout may be using a younger one.
+                if old.is_dir() and time.time() - old.stat().st_mtime > _KEEP_SECONDS:
                     shutil.rmtree(old)
+            shutil.rmtree(base / "new", ignore_errors=True)
             work = base / "new"
             work.mkdir(mode=0o700)
             _build_into(work)
