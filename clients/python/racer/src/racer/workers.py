@@ -15,6 +15,10 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+# A signal that arrives just before a wait begins does not end it: the interpreter looks for
+# signals between steps and when a wait is woken. Waits are cut so that it looks.
+NOTICE_SECONDS = 0.5
+
 
 class WorkerGroup:
     """`count` threads that run `work`; `stop` makes it return soon, and may be called early.
@@ -49,17 +53,20 @@ class WorkerGroup:
     def wait(self) -> None:
         """Waits until `work` has returned everywhere. An interrupt ends the wait, not the work."""
         while self._asked and not self._ended:
-            self._gate.acquire()
+            self._gate.acquire(timeout=NOTICE_SECONDS)
         if self.failure is not None:
             raise self.failure
 
     def end(self) -> None:
         """Stops the workers and waits for them; an interrupt is raised once they have ended."""
         interrupt: KeyboardInterrupt | None = None
+        asked = False
         while self._asked and not self._ended:
             try:
-                self._inbox.put(True)
-                self._gate.acquire()
+                if not asked:
+                    self._inbox.put(True)
+                    asked = True
+                self._gate.acquire(timeout=NOTICE_SECONDS)
             except KeyboardInterrupt as error:
                 interrupt = error
         if interrupt is not None:

@@ -17,14 +17,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from racer.errors import Closed
 from racer.loading.frameworks import Building, Framework
 from racer.loading.plan import Chunk, LoadPlan
 from racer.models.source import Source, SourceLanding
-from racer.workers import WorkerGroup
+from racer.workers import NOTICE_SECONDS, WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,10 @@ class Pipeline:
         Raises what ended a read, be it of this chunk or of a later one.
         """
         while index not in self._early:
-            result = self._results.get()
+            try:
+                result = self._results.get(timeout=NOTICE_SECONDS)
+            except Empty:
+                continue
             if isinstance(result, BaseException):
                 raise result
             self._early[result[0]] = result[1]
