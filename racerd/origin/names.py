@@ -58,3 +58,11 @@ def is_text(name: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def text_head(name: bytes) -> str:
+    """The longest head of `name` that is UTF-8: it does not come after `name` in byte order."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        return name[: error.start].decode()

@@ -29,6 +29,7 @@ from racerd.origin.etags import as_etag
 from racerd.origin.failures import broken_protocol, forbidden, not_found
 from racerd.origin.http_client import HttpClient, Request, Response, split_url
 from racerd.origin.http_status import REDIRECTS, failure_of
+from racerd.origin.names import is_text, text_head
 from racerd.origin.obstore_requests import Requests
 from racerd.origin.protocol import ListedObject, ListedPrefix
 from racerd.origin.retries import Retries
@@ -104,6 +105,8 @@ class S3Lister:
     def list_objects(
         self, bucket: str, prefix: bytes, delimited: bool, after: bytes | None, call: Call
     ) -> Iterator[Entry]:
+        if not is_text(prefix):
+            return  # Names at S3 are Unicode.
         after = after or b""
         last = after
         for page in () if self._tree else self._pages(bucket, prefix, delimited, after, call):
@@ -153,8 +156,8 @@ class S3Lister:
         fields |= {"max-keys": str(_PAGE_KEYS), "prefix": prefix}
         if delimited:
             fields["delimiter"] = "/"
-        if after:
-            fields["start-after"] = after
+        if start := text_head(after):
+            fields["start-after"] = start
         while True:
             query = "&".join(f"{name}={quote(value, safe='')}" for name, value in fields.items())
             body, server = self._get(bucket, query, about, call)

@@ -70,8 +70,8 @@ class Stores:
         return self._keep(bucket, lambda: self._make(bucket))
 
     def for_query(self, bucket: str, query: str) -> S3Store:
-        """A store whose empty path is the bucket with `query` (S3 only; not kept)."""
-        return self._s3(bucket, f"?{query}#" if bucket else f"/?{query}#")
+        """A store whose empty path is the bucket, or the root, with `query` (S3 only; not kept)."""
+        return self._s3(bucket, f"?{query}#")
 
     def close(self) -> None:
         with self._lock:
@@ -115,7 +115,8 @@ class Stores:
         """`suffix` follows the bucket in the URL as it is."""
         options = self._options
         place: dict[str, Any] = {"bucket": bucket + suffix, "endpoint": options.endpoint}
-        if not options.path_style and bucket:
+        hosted = not options.path_style and bool(bucket)
+        if hosted:
             # obstore takes a virtual-hosted endpoint as given, bucket and all.
             base = urlsplit(options.endpoint or f"https://s3.{self.region}.amazonaws.com")
             host = f"{base.scheme}://{bucket}.{base.netloc}{base.path.rstrip('/')}"
@@ -124,7 +125,7 @@ class Stores:
             **_given(**place),
             **_given(
                 region=self.region,
-                virtual_hosted_style_request=not options.path_style,
+                virtual_hosted_style_request=hosted,
                 skip_signature=options.anonymous or None,
                 access_key_id=options.access_key_id,
                 secret_access_key=_revealed(options.secret_access_key),

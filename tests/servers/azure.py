@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import hmac
 import os
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import formatdate
 from pathlib import Path
-
-from obstore.store import AzureStore
+from urllib.parse import quote, urlencode
 
 from tests.servers.process import answers, free_port, need, server
 
@@ -17,21 +21,69 @@ ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
+_VERSION = "2021-08-06"
 
 
 @dataclass(frozen=True)
 class Azure:
+    """A running server. `put` and `delete` take keys as bytes, exactly as they are."""
+
     url: str
 
-    def store(self, container: str) -> AzureStore:
-        """A store that may write, for filling the container."""
-        return AzureStore(
-            container,
-            account_name=ACCOUNT,
-            account_key=ACCOUNT_KEY,
-            endpoint=self.url,
-            client_options={"allow_http": True},
+    def make_container(self, container: str) -> None:
+        self._send("PUT", f"/{container}", {"restype": "container"})
+
+    def put(self, container: str, key: bytes, data: bytes) -> None:
+        self._send("PUT", f"/{container}/{quote(key)}", {}, data, {"x-ms-blob-type": "BlockBlob"})
+
+    def delete(self, container: str, key: bytes) -> None:
+        self._send("DELETE", f"/{container}/{quote(key)}", {})
+
+    def sas(self, permissions: str = "rl") -> str:
+        """An account SAS for blobs, valid for a day and expiring."""
+        start, end = "2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
+        parts = [ACCOUNT, permissions, "b", "sco", start, end, "", "https,http", _VERSION, "", ""]
+        fields = {
+            "sv": _VERSION, "ss": "b", "srt": "sco", "sp": permissions, "st": start, "se": end,
+            "spr": "https,http", "sig": _mac("\n".join(parts)),
+        }  # fmt: skip
+        return urlencode(fields)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        data: bytes = b"",
+        fields: Mapping[str, str] = {},
+    ) -> None:
+        """Signs by the rules of the Blob service REST reference, "Authorize with Shared Key"."""
+        fields = {**fields, "x-ms-date": formatdate(usegmt=True), "x-ms-version": _VERSION}
+        length = str(len(data)) if data else ""
+        text = "\n".join(
+            [method, "", "", length, "", "", "", "", "", "", "", ""]
+            + [f"{name}:{fields[name]}" for name in sorted(fields)]
+            + [f"/{ACCOUNT}/{ACCOUNT}{path}"]
+            + [f"{name}:{query[name]}" for name in sorted(query)]
         )
+        request = urllib.request.Request(
+            f"{self.url}{path}" + (f"?{urlencode(query)}" if query else ""),
+            data=data if method == "PUT" else None,
+            method=method,
+            headers={
+                **fields,
+                "Content-Length": str(len(data)),
+                "Content-Type": "",
+                "Authorization": f"SharedKey {ACCOUNT}:{_mac(text)}",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=30):
+            pass
+
+
+def _mac(text: str) -> str:
+    digest = hmac.new(base64.b64decode(ACCOUNT_KEY), text.encode(), hashlib.sha256).digest()
+    return base64.b64encode(digest).decode()
 
 
 @contextlib.contextmanager
@@ -48,34 +100,5 @@ def azurite(folder: Path, containers: list[str]) -> Iterator[Azure]:
     with server(command, folder / "log", lambda: answers(port)):
         azure = Azure(f"http://127.0.0.1:{port}/{ACCOUNT}")
         for container in containers:
-            _make_container(azure, container)
+            azure.make_container(container)
         yield azure
-
-
-def _make_container(azure: Azure, container: str) -> None:
-    """obstore cannot make containers: the signed PUT that the service's REST reference gives."""
-    import base64
-    import hashlib
-    import hmac
-    import urllib.request
-    from email.utils import formatdate
-
-    date, version = formatdate(usegmt=True), "2021-08-06"
-    path = f"/{ACCOUNT}/{ACCOUNT}/{container}"
-    text = "\n".join(
-        ["PUT", "", "", "", "", "", "", "", "", "", "", "",
-         f"x-ms-date:{date}", f"x-ms-version:{version}", path, "restype:container"]
-    )  # fmt: skip
-    mac = hmac.new(base64.b64decode(ACCOUNT_KEY), text.encode(), hashlib.sha256).digest()
-    request = urllib.request.Request(
-        f"{azure.url}/{container}?restype=container",
-        method="PUT",
-        headers={
-            "x-ms-date": date,
-            "x-ms-version": version,
-            "Content-Length": "0",
-            "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(mac).decode()}",
-        },
-    )
-    with urllib.request.urlopen(request, timeout=30):
-        pass

@@ -17,15 +17,20 @@ from tests.servers.process import answers, free_port, server
 
 @dataclass(frozen=True)
 class Gcs:
+    """A running server. `put` and `delete` take keys as bytes, exactly as they are."""
+
     url: str
 
-    def put(self, bucket: str, key: str, data: bytes) -> None:
+    def put(self, bucket: str, key: bytes, data: bytes) -> None:
         name = urllib.parse.quote(key, safe="")
-        request = urllib.request.Request(
-            f"{self.url}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}",
-            data=data,
-            method="POST",
-        )
+        path = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}"
+        self._send("POST", path, data)
+
+    def delete(self, bucket: str, key: bytes) -> None:
+        self._send("DELETE", f"/storage/v1/b/{bucket}/o/{urllib.parse.quote(key, safe='')}")
+
+    def _send(self, method: str, path: str, data: bytes | None = None) -> None:
+        request = urllib.request.Request(self.url + path, data=data, method=method)
         with urllib.request.urlopen(request, timeout=30):
             pass
 

@@ -9,9 +9,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-
-from obstore.store import S3Store
+from typing import Any
 
 from tests.servers.process import free_port, need, server
 
@@ -19,21 +19,28 @@ KEY = "test-access-key"
 SECRET = "test-secret-key"
 
 
-@dataclass(frozen=True)
+@dataclass
 class S3:
+    """A running server. `put` and `delete` take keys as bytes, exactly as they are."""
+
     url: str
 
-    def store(self, bucket: str) -> S3Store:
-        """A store that may write, for filling the bucket."""
-        return S3Store(
-            bucket,
-            endpoint=self.url,
-            region="us-east-1",
-            access_key_id=KEY,
-            secret_access_key=SECRET,
-            virtual_hosted_style_request=False,
-            client_options={"allow_http": True},
-        )
+    @cached_property
+    def client(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3", endpoint_url=self.url, region_name="us-east-1",
+            aws_access_key_id=KEY, aws_secret_access_key=SECRET,
+            config=Config(retries={"max_attempts": 10, "mode": "standard"}),
+        )  # fmt: skip
+
+    def put(self, bucket: str, key: bytes, data: bytes) -> None:
+        self.client.put_object(Bucket=bucket, Key=key.decode(), Body=data)
+
+    def delete(self, bucket: str, key: bytes) -> None:
+        self.client.delete_object(Bucket=bucket, Key=key.decode())
 
 
 def _answers(url: str) -> bool:
@@ -58,46 +65,35 @@ def seaweedfs(folder: Path, buckets: list[str]) -> Iterator[S3]:
     }
     anonymous = {"name": "anonymous", "actions": ["Read:public", "List:public"]}
     config.write_text(json.dumps({"identities": [admin, anonymous]}))
-    ports = [free_port() for _ in range(4)]
-    master, volume, filer, s3 = ports
+    s3 = free_port()
+    names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port",
+             "filer.port.grpc", "s3.port.grpc", "admin.port", "admin.port.grpc")  # fmt: skip
+    # `mini` is the same servers in one process, with less to wait for.
     command = [
-        program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        f"-master.port={master}", f"-volume.port={volume}", "-volume.max=100",
-        "-volume.preStopSeconds=1", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
-        f"-s3.config={config}", f"-master.port.grpc={free_port()}",
-        f"-volume.port.grpc={free_port()}", f"-filer.port.grpc={free_port()}",
-        f"-s3.port.grpc={free_port()}",
+        program, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        "-webdav=false", "-admin.ui=false", f"-s3.config={config}", f"-s3.port={s3}",
+        "-s3.port.iceberg=0", "-s3.port.lance=0", *(f"-{name}={free_port()}" for name in names),
     ]  # fmt: skip
     with server(command, folder / "log", lambda: _answers(f"http://127.0.0.1:{s3}/")):
-        found = S3(f"http://127.0.0.1:{s3}")
-        _make_buckets(found, buckets)
-        yield found
+        yield from _with_buckets(S3(f"http://127.0.0.1:{s3}"), buckets)
 
 
 @contextlib.contextmanager
 def moto(folder: Path, buckets: list[str]) -> Iterator[S3]:
-    """moto_server: starts faster, checks less."""
+    """moto_server: a mock that keeps every key as it is."""
     program = need(Path(sys.executable).parent / "moto_server", "moto[server]")
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [program, "-H", "127.0.0.1", "-p", str(port)]
     with server(command, folder / "log", lambda: _answers(url)):
-        _make_buckets(S3(url), buckets)
-        yield S3(url)
+        yield from _with_buckets(S3(url), buckets)
 
 
-def _make_buckets(s3: S3, buckets: list[str]) -> None:
-    import boto3
-    from botocore.config import Config
-
-    client = boto3.client(
-        "s3", endpoint_url=s3.url, region_name="us-east-1",
-        aws_access_key_id=KEY, aws_secret_access_key=SECRET,
-        config=Config(retries={"max_attempts": 10, "mode": "standard"}),
-    )  # fmt: skip
+def _with_buckets(s3: S3, buckets: list[str]) -> Iterator[S3]:
     try:
         for bucket in buckets:
-            client.create_bucket(Bucket=bucket)
+            s3.client.create_bucket(Bucket=bucket)
+        yield s3
     finally:
-        client.close()
+        s3.client.close()
