@@ -393,6 +393,17 @@ def test_a_long_read_goes_on_after_the_daemon_died(
     assert daemon.count("POST /v1/targets") > RING_SLOTS
 
 
+def test_a_slot_that_was_given_up_is_replaced(daemon: FakeDaemon, client: racer.Client) -> None:
+    """R7: it is not among those that the next try, or the next read, may take."""
+    url = daemon.put("llama", "weights", pattern(MIB))
+    daemon.on("POST /v1/host-read", HANG_UP)
+    assert client.read(url) == pattern(MIB)
+    assert client.read(url) == pattern(MIB)
+    assert daemon.count("POST /v1/host-read") == 3
+    assert daemon.count("POST /v1/targets") == 2
+    assert len(daemon.targets) == 1
+
+
 def test_a_mapping_is_made_again_after_the_daemon_died(
     daemon: FakeDaemon, client: racer.Client
 ) -> None:
