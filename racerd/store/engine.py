@@ -7,8 +7,8 @@ slab cannot outgrow its capacity.
 
 Eviction takes whole segments, oldest first. A segment of which more than half was read since it
 was last looked at gets a second chance; of any other the records that were read are copied to the
-open segment, the rest is dropped. Copies need room, so eviction starts while the open segment
-still has half of its room.
+open segment, the rest is dropped. Copies need room, so eviction starts as long as there is still
+room for half a segment.
 
 Whatever is dropped stays dropped: `Dropped` asks the driver for a tombstone, a reservation that is
 dropped while it is being written is refused at `commit`, and an emptied segment gets a new
@@ -125,6 +125,7 @@ class Engine:
         self.quotas: dict[str, int] = {}  # Slab bytes that a cache may take here.
         self.pinned_bytes = 0
         self._pinned_bytes_max = int(geometry.segments_stop * PINNED_SHARE_MAX)
+        self._move_bytes_largest = int(geometry.segment_bytes * MOVE_SHARE)
         self._is_pinned = pinned
         self._pending: dict[tuple[bytes, int], Reservation] = {}
         self._writing: set[Reservation] = set()  # Pending ones, cancelled ones, moves.
@@ -242,8 +243,8 @@ class Engine:
         left = segments.room(segments.open) - size
         if left < 0:
             return Refused("too_large")
-        spare = growable or bool(segments.free)
-        if evict and not spare and segments.queue and left < self._move_bytes_max(segments.open):
+        spare = left + sum(segments.room(segment) for segment in segments.free)
+        if evict and not growable and segments.queue and spare < self._move_bytes_largest:
             return Evict()
         return None
 

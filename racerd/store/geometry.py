@@ -33,6 +33,7 @@ IDENTITY_BYTES_GUARANTEED = 1664
 
 _SEGMENT_BYTES_TARGET = 256 * MIB
 _SEGMENTS_WANTED = 64
+_SEGMENTS_FEW = 8
 _RECORDS_PER_SEGMENT_WANTED = 16
 _RECORDS_PER_SEGMENT_MIN = 4
 _SEGMENTS_MIN = 3
@@ -130,8 +131,8 @@ def _checkpoint_bytes(capacity: int, record: int) -> int:
 
 
 def _records_per_segment(room: int, record: int) -> int:
-    """About 64 segments of 16 records or more, but of at most 256 MiB; always 3 segments."""
+    """About 64 segments of 16 records or more and at most 256 MiB, but never less than 8."""
     total = max(room, 0) // record
     largest = max(_SEGMENT_BYTES_TARGET // record, _RECORDS_PER_SEGMENT_MIN)
     wanted = min(max(total // _SEGMENTS_WANTED, _RECORDS_PER_SEGMENT_WANTED), largest)
-    return max(1, min(wanted, total // (_SEGMENTS_MIN + 1)))
+    return max(1, min(wanted, total // _SEGMENTS_FEW))

@@ -136,7 +136,11 @@ class Segments:
         (self.fresh if state is SegmentState.FRESH else self.free).append(segment)
 
     def recovered(self) -> None:
-        """Orders the queue by age and goes on filling the youngest segment if it has room."""
+        """Orders the queue by age and goes on filling the youngest segment if it has room.
+
+        A short last segment is used first, so that the last one left to grow into is a whole one.
+        """
+        self.fresh = deque(sorted(self.fresh, key=self._geometry.segment_size))
         self.queue = deque(sorted(self.queue, key=lambda segment: self.generations[segment]))
         full = self._geometry.full_record_bytes
         if self.open is None and self.queue and self.room(self.queue[-1]) >= full:

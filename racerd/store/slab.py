@@ -27,11 +27,12 @@ from racerd.store.notes import Notes, decode_notes_untrusted
 from racerd.store.record import FORMAT_V2
 from racerd.store.settings import DiskSettings, StoreSettings
 from racerd.store.superblock import Superblock, decode_superblock_untrusted
-from racerd.units import format_bytes
+from racerd.units import MIB, format_bytes
 
 log = logging.getLogger(__name__)
 
 _SLAB_ID_BYTES = 16
+_ERASE_BYTES = MIB
 _GROWTH_WORTH_IT = 1.1  # Of a capacity that was not set: less than this is not worth a new layout.
 
 
@@ -89,6 +90,8 @@ def open_slab(
         slab = kept.slab if kept is not None else os.urandom(_SLAB_ID_BYTES)
         sequence = found.sequence + 1 if found is not None else 1
         superblock = Superblock(FORMAT_V2, slab, sequence, geometry)
+        if kept is not None:
+            _erase_what_is_new(device, kept.geometry, geometry)
         _write_superblocks(device, superblock)
         _allocate_ends(device, geometry)
     before = kept.geometry if kept is not None else geometry
@@ -184,6 +187,26 @@ def _write_superblocks(device: BlockDevice, superblock: Superblock) -> None:
     for offset in SUPERBLOCK_OFFSETS:
         device.write(offset, [block])
         device.flush()
+
+
+def _erase_what_is_new(device: BlockDevice, old: SlabGeometry, new: SlabGeometry) -> None:
+    """Before a slab grows: what an earlier, larger life left behind its end must not come back.
+
+    The last segment, which was short, is zeroed to its new end; of each further one the header and
+    the first record's are, which makes it one that was never used.
+    """
+    zeros = aligned_buffer(_ERASE_BYTES)
+    stop = device.size_bytes
+    for segment in range(max(old.segment_count - 1, 0), new.segment_count):
+        start = new.segment_offset(segment)
+        erase = Extent(start, 2 * BLOCK_BYTES)
+        if segment < old.segment_count:
+            start += old.segment_size(segment)
+            erase = Extent(start, new.segment_offset(segment) + new.segment_size(segment) - start)
+        for offset in range(erase.offset, min(erase.offset + erase.length, stop), len(zeros)):
+            length = min(len(zeros), erase.offset + erase.length - offset)
+            device.write(offset, [zeros[:length]])
+    device.flush()
 
 
 def _allocate_ends(device: BlockDevice, geometry: SlabGeometry) -> None:
