@@ -40,9 +40,9 @@ class Landing:
     of each other's ranges. Views outlive `close` (the memory goes with the last one), and no read
     writes to them any more then.
 
-    A read that was not answered (the daemon died, the caller was interrupted) makes the landing
-    unusable, because the daemon may write late: further reads raise `MemoryLost`; close it and
-    make a new one.
+    A read that was not answered (the daemon died, the caller was interrupted, another part of the
+    same read failed) makes the landing unusable, because the daemon may write late: further reads
+    raise `MemoryLost`; close it and make a new one.
     """
 
     def __init__(
