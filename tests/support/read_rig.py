@@ -88,7 +88,7 @@ class ReadRig:
         )
         self.reader = await aenter(CacheReader("cache", self.origin, self.services))
         while self.scripted_store is None and self.store.recovering:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # noqa: ASYNC110  recovery runs on threads of the store
         return self
 
     def _open_store(self) -> Store:
