@@ -122,6 +122,7 @@ class Engine:
         self.next_sequence = 1
         self.next_generation = 1
         self.growing = True  # False while the medium has no space for segments never used.
+        self.retrying = True  # False while a bad segment is not worth another try.
         self.quotas: dict[str, int] = {}  # Slab bytes that a cache may take here.
         self.pinned_bytes = 0
         self._pinned_bytes_max = int(geometry.segments_stop * PINNED_SHARE_MAX)
@@ -239,6 +240,8 @@ class Engine:
         if segments.open is None:
             if growable:
                 return self._prepare(segments.fresh[0], allocate=True)
+            if segments.bad and self.retrying:
+                return self._prepare(segments.bad[0], allocate=True)
             return Evict() if evict and segments.queue else Refused("no_space")
         left = segments.room(segments.open) - size
         if left < 0:
@@ -282,10 +285,11 @@ class Engine:
 
     def not_prepared(self, failed: Prepare, *, no_space: bool) -> None:
         """The header of a segment could not be written, or its space not be allocated."""
-        if no_space and failed.allocate:
-            self.growing = False
-        else:
-            self.segments.spoil(failed.segment)
+        if no_space:
+            self.growing = self.retrying = False
+            return
+        self.retrying = False
+        self.segments.spoil(failed.segment)
 
     def commit(self, done: Reservation) -> Dropped | None:
         """The record is written: it can be found from now on.

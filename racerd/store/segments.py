@@ -4,7 +4,7 @@ Layer: store, pure; not thread-safe: the engine owns it. A segment's life:
 
     UNKNOWN ──recovery──▶ FRESH | FREE | OPEN | SEALED
     FRESH ─prepared─▶ FREE ─▶ OPEN ─full─▶ SEALED ─eviction─▶ EMPTIED ─prepared─▶ FREE
-    any ─its header cannot be written─▶ BAD
+    FRESH, EMPTIED ─its header cannot be written─▶ BAD ─prepared later─▶ FREE
 
 `prepared` means that a header with a new generation is on the medium: everything written in
 earlier lives is dead from then on, whatever a crash brings back. A pin keeps a segment's bytes as
@@ -46,6 +46,7 @@ class Segments:
         self.pins = array("L", bytes(array("L").itemsize * count))
         self.free: deque[int] = deque()
         self.fresh: deque[int] = deque()
+        self.bad: deque[int] = deque()
         # Sealed segments, the next to be looked at for eviction first.
         self.queue: deque[int] = deque()
         self.open: int | None = None
@@ -89,17 +90,23 @@ class Segments:
         """A header with `generation` is on the medium."""
         if self.states[segment] is SegmentState.FRESH:
             self.fresh.remove(segment)
-            self.states[segment] = SegmentState.EMPTIED
+        elif self.states[segment] is SegmentState.BAD:
+            self.bad.remove(segment)
+        self.states[segment] = SegmentState.EMPTIED
         self.generations[segment] = generation
         self.used[segment] = SEGMENT_HEADER_BYTES
         self._header_written[segment] = 1
         self._free_if_unpinned(segment)
 
     def spoil(self, segment: int) -> None:
-        """The header could not be written: the segment is not used until the next start."""
+        """The header could not be written: the segment is not used until it can be."""
         if self.states[segment] is SegmentState.FRESH:
             self.fresh.remove(segment)
+        if self.states[segment] is SegmentState.BAD:
+            self.bad.rotate(-1)
+            return
         self.states[segment] = SegmentState.BAD
+        self.bad.append(segment)
 
     def give_up(self) -> int:
         """Makes a free segment one that was never used."""

@@ -23,6 +23,8 @@ from racerd.store.superblock import encode_segment_header
 from racerd.store.watch import DiskWatch
 from racerd.telemetry import Metrics
 
+FULL_PAUSE_SECONDS = 10.0
+
 
 class SlabWriter:
     """Of one live slab. Results are words that go into metrics: "kept", or why not."""
@@ -37,17 +39,27 @@ class SlabWriter:
         self._metrics = metrics
         self._label = label
         self._settings = settings
+        self._full_until = 0.0
         self._space = threading.Lock()  # Held by the one thread that reserves or evicts.
 
     def write(self, sealed: SealedPage) -> str:
-        """Writes a page; a medium without space gets one eviction and one more try."""
+        """Writes a page; a medium without space gets one eviction and one more try.
+
+        If that does not help, nothing is written for a while: evicting more would only empty the
+        cache.
+        """
+        now = self._watch.now()
+        if now < self._full_until:
+            return "disk_full"
         size = self._live.slab.geometry.record_bytes(sealed.seal.length)
         with self._live.lock:
-            if not self._budget.take(self._watch.now(), size):
+            if not self._budget.take(now, size):
                 return "write_budget"
         result = self._write_once(sealed)
         if result == "disk_full" and self._evict_for_space():
             result = self._write_once(sealed)
+        if result == "disk_full":
+            self._full_until = now + FULL_PAUSE_SECONDS
         return result
 
     def _write_once(self, sealed: SealedPage) -> str:
@@ -128,7 +140,7 @@ class SlabWriter:
                     slab.device.write(offset, [block])
         except DiskError as error:
             with live.lock:
-                live.engine.not_prepared(todo, no_space=error.full)
+                live.engine.not_prepared(todo, no_space=error.full and todo.allocate)
             return
         with live.lock:
             if full:
@@ -201,6 +213,7 @@ class SlabWriter:
         live, slab = self._live, self._live.slab
         with self._watch.operation():
             missing = slab.missing_bytes()
+        live.engine.retrying = True
         if missing == 0:
             live.engine.growing = True
             return
