@@ -34,8 +34,8 @@ def no_sockets_left() -> Iterator[None]:
     before = _sockets()
     yield
     deadline = time.monotonic() + _SECONDS_MAX
-    gc.collect()  # A caught exception's frames may hold a store.
     while _sockets() > before and time.monotonic() < deadline:
+        gc.collect()  # A caught exception's frames may hold a store.
         asyncio.run(_work())
 
 
