@@ -87,8 +87,9 @@ class ReadRig:
             )
         )
         self.reader = await aenter(CacheReader("cache", self.origin, self.services))
-        while self.scripted_store is None and self.store.recovering:
-            await asyncio.sleep(0.001)  # noqa: ASYNC110  recovery runs on threads of the store
+        # Recovery runs on the store's own threads, which know no event.
+        while self.scripted_store is None and self.store.recovering:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
         return self
 
     def _open_store(self) -> Store:
