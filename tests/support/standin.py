@@ -42,7 +42,8 @@ class StandIn:
         # The wheel's libcufile comes before LD_LIBRARY_PATH; what is loaded comes before both.
         environment["LD_PRELOAD"] = str(self.folder / "libcufile.so.0")
         environment["RACER_KERNEL_CACHE"] = str(self.folder / "kernels")
-        environment["PYTHONPATH"] = os.pathsep.join((str(self.folder / "python"), str(ROOT)))
+        paths = (str(self.folder / "python"), str(ROOT), os.environ.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         return environment | extra
 
     def run(
@@ -119,7 +120,7 @@ def _build_into(folder: Path) -> None:
     includes = [f"-I{host}", f"-I{driver}", f"-I{cuda_include()}"]
     _compile(folder / "libcuda.so.1", sorted(driver.glob("*.cpp")), *includes,
              "-Wl,-soname,libcuda.so.1")  # fmt: skip
-    _compile(folder / "libcufile.so.0", [SOURCES / "cufile" / "cufile.cpp"], *includes,
+    _compile(folder / "libcufile.so.0", sorted((SOURCES / "cufile").glob("*.cpp")), *includes,
              f"-I{cufile_include()}", "-Wl,-soname,libcufile.so.0")  # fmt: skip
     module = folder / "open_frames.so"
     _compile(module, [host / "open_frames_host.cpp", host / "fibres.cpp"], *includes,

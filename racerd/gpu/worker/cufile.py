@@ -106,6 +106,8 @@ class KvikioCuFile:
 
     def __init__(self) -> None:
         import kvikio
+        import kvikio.buffer
+        import kvikio.cufile_driver
         import kvikio.defaults
 
         self._kvikio: Any = kvikio

@@ -73,12 +73,16 @@ FAKE_API CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   return CUDA_SUCCESS;
 }
 
-FAKE_API CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute,
-                                        CUdeviceptr address) {
-  FAKE_ENTER;
+namespace {
+
+CUresult pointer_attribute(void* out, CUpointer_attribute attribute, CUdeviceptr address) {
   const Kind kind = fake::kind_of(address, 1);
   if (kind == Kind::UNKNOWN) return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      if (kind != Kind::DEVICE) return CUDA_ERROR_INVALID_VALUE;
+      *static_cast<CUcontext*>(out) = fake::primary_context(fake::device_at(address));
+      return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *static_cast<unsigned*>(out) =
           kind == Kind::DEVICE ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
@@ -92,6 +96,27 @@ FAKE_API CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }
+}
+
+}  // namespace
+
+FAKE_API CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute,
+                                        CUdeviceptr address) {
+  FAKE_ENTER;
+  return pointer_attribute(out, attribute, address);
+}
+
+FAKE_API CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
+                                         void** out, CUdeviceptr address) {
+  FAKE_ENTER;
+  for (unsigned i = 0; i < count; i++)
+    if (CUresult problem = pointer_attribute(out[i], attributes[i], address)) return problem;
+  return CUDA_SUCCESS;
+}
+
+FAKE_API CUresult cuMemGetAddressRange_v2(CUdeviceptr* start, size_t* bytes, CUdeviceptr address) {
+  FAKE_ENTER;
+  return fake::range_of(address, start, bytes);
 }
 
 // ---- Pinned host memory ----

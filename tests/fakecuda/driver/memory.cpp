@@ -264,6 +264,15 @@ Kind kind_of(std::uintptr_t start, std::size_t bytes) {
   return Kind::UNKNOWN;
 }
 
+CUresult range_of(CUdeviceptr inside, CUdeviceptr* start, std::size_t* bytes) {
+  std::lock_guard<std::mutex> guard(memory().lock);
+  const auto at = holding(memory().mappings, inside, 1);
+  if (at == memory().mappings.end()) return CUDA_ERROR_NOT_FOUND;
+  if (start) *start = at->first;
+  if (bytes) *bytes = at->second.bytes;
+  return CUDA_SUCCESS;
+}
+
 int device_at(CUdeviceptr start) {
   std::lock_guard<std::mutex> guard(memory().lock);
   const auto at = holding(memory().mappings, start, 1);

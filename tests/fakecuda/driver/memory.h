@@ -39,6 +39,7 @@ enum class Kind { UNKNOWN, DEVICE, PINNED };
 
 // What [start, start + bytes) lies in; UNKNOWN unless it lies in one range entirely.
 Kind kind_of(std::uintptr_t start, std::size_t bytes);
+CUresult range_of(CUdeviceptr address, CUdeviceptr* start, std::size_t* bytes);
 int device_at(CUdeviceptr address);  // physical device, or -1
 
 }  // namespace fake
