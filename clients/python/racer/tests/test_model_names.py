@@ -158,7 +158,7 @@ def test_names_below_are_allowed() -> None:
         (index({"t": None}), "no file name"),
         (b'{"weight_map":{"t":"a.safetensors","t":"b.safetensors"}}', "duplicate key 't'"),
         (b'{"weight_map":{},"weight_map":{}}', "duplicate key 'weight_map'"),
-        (b'{"weight_map":' + b'{"a":' * 100_000, "nested"),
+        (b'{"weight_map":' + b'{"a":' * 1_000, "nested"),
     ],
 )
 def test_untrusted_index(text: bytes, reason: str) -> None:

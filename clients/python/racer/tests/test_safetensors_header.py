@@ -99,7 +99,8 @@ def test_legal_without_data(header: str) -> None:
         '{"a":{"\\u0064type":"U8","shape":[4],"data_offsets":[0,4]}}',
         '{"a":{' + FIELDS + ',"more":[1.5,-0,-1,1e300,18446744073709551616,null,{"a":[]}]}}',
         '{"a":{' + FIELDS + ',"more":' + "[" * 125 + "]" * 125 + "}}",
-        '{"a":{' + FIELDS + ',"more":"' + "[{" * 300 + '\\""}}',
+        '{"a":{' + FIELDS + ',"more":[' + "[]," * 4_000 + "0]}}",
+        '{"a":{' + FIELDS + ',"more":"' + "[{" * 100_000 + '\\""}}',
     ],
 )
 def test_legal_with_four_bytes(header: str) -> None:
@@ -199,9 +200,11 @@ def test_legal_with_four_bytes(header: str) -> None:
         ("{}", "4 bytes behind the start of the data belong to no tensor"),
         ('{"__metadata__":{}}', "4 bytes behind the start"),
         ('{"a":{' + FIELDS + ',"more":' + "[" * 126 + "]" * 126 + "}}", "nested more than 127"),
-        ('{"a":' + '{"a":' * 200_000, "nested more than 127"),
-        ("[" * 200_000 + "]" * 200_000, "nested more than 127"),
-        ('"' + "[" * 200_000, "nested more than 127"),
+        ('{"a":' + '{"a":' * 2_000, "nested more than 127"),
+        ('{"a":' + '{"a":' * 200_000, "arrays and objects in"),
+        ("[" * 200_000 + "]" * 200_000, "arrays and objects in"),
+        ('"' + "[" * 200_000, "arrays and objects in"),
+        ('{"a":{' + FIELDS + ',"more":[' + "[]," * 6_000 + "0]}}", "arrays and objects in"),
     ],
 )
 def test_refused(header: str, reason: str) -> None:
@@ -377,6 +380,15 @@ class TestFiles:
         os.truncate(path, 1 << 40)
         with pytest.raises(SafetensorsError, match="the limit"):
             parse_file(path)
+
+
+def test_the_densest_header_is_read() -> None:
+    """R37: as many tensors as fit in the bytes, with the shortest entries there can be."""
+    alphabet = [chr(code) for code in range(0x4E00, 0x4E00 + 20_000)]
+    entry = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    text = "{" + ",".join(f'"{name}":{entry}' for name in alphabet) + "}"
+    content = raw_file(text)
+    assert len(parse_header(content, len(content)).tensors) == 20_000
 
 
 def test_cost_grows_with_the_header_only() -> None:
