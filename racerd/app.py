@@ -215,7 +215,7 @@ class Daemon:
             lines.append(f"  diagnostics http://{self._diagnostics.address}/metrics")
         first = next(iter(self.settings.caches), None)
         if first is not None:
-            lines.append(f"  try: racer --run-dir {self.settings.run_dir} ls racer://{first}/")
+            lines.append(f"  try: racer ls --run-dir {self.settings.run_dir} racer://{first}/")
         return "\n".join([*lines, "ready"])
 
     # --- while it serves --------------------------------------------------------------------
