@@ -26,6 +26,7 @@ from racerd.origin.http_status import failure_of
 _STATUS = re.compile(r"status code: (\d{3})", re.ASCII)
 _CODE = re.compile(r"<Code>([A-Za-z]{3,64})</Code>", re.ASCII)
 _KIND = re.compile(r"kind: (\w+)", re.ASCII)
+_FIELDS = re.compile(r"source: (Header|NoContentRange|ParseContentRange)\b", re.ASCII)
 _HINTS = {
     "ExpiredToken": "the credentials have expired; renew them where racerd gets them from",
     "RequestTimeTooSkewed": "the clock of this node is wrong: signatures carry the time",
@@ -58,6 +59,8 @@ def meaning(
         return failure_of(status, None, object_id.text, where)
     if "NotPartial" in text:
         return RangeIgnored()
+    if _FIELDS.search(text):
+        return broken_protocol("a field that is needed is missing or malformed", where)
     if "UnexpectedRange" in text or "InvalidRangeRequest" in text:
         return broken_protocol("another range than was asked for", where)
     if "BareRedirect" in text:

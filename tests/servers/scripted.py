@@ -87,7 +87,7 @@ class ScriptedServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._released.set()
+        self.release()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
@@ -97,6 +97,10 @@ class ScriptedServer:
                     connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
+
+    def release(self) -> None:
+        """Ends answers that stall or drip."""
+        self._released.set()
 
     def do(self, *acts: Act) -> None:
         """Queues answers for the next requests, in order."""
