@@ -4,6 +4,7 @@ Layer: a sibling of `store`, `crypto` and `origin`, used by `read`. CUDA lives i
 per GPU and never in the daemon, so that a fault of the device costs a worker and not the node.
 
     protocol    what daemon and worker say to each other; no CUDA
+    link        one worker process and the socket to it; no CUDA
     supervisor  the daemon's side: starts workers, asks them, outlives them; no CUDA
     worker/     the worker process: the only code that imports cuda.bindings (and `build`, NVRTC)
     keys        key schedules as the kernels want them; no CUDA

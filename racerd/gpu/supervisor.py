@@ -14,35 +14,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import subprocess
-import sys
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 from typing import Any
 
-from racerd.errors import DeviceError, IntegrityError, RacerError, RequestError, Retry
+from racerd.errors import DeviceError, RacerError, RequestError
+from racerd.gpu.link import SILENT, WorkerLink, lost
 from racerd.gpu.protocol import (
-    MESSAGE_BYTES_MAX,
     CloseSlab,
-    Done,
-    Failed,
     Fatal,
     ImportTarget,
-    Message,
     Notice,
     OpenSlab,
     ReadPage,
-    Ready,
     ReleaseTarget,
     Start,
-    Stop,
-    decode,
-    encode,
 )
 from racerd.runtime.threads import settled
 from racerd.telemetry import Metrics
@@ -53,7 +43,6 @@ _log = logging.getLogger(__name__)
 PAUSE_SECONDS_FIRST = 1.0
 PAUSE_SECONDS_MAX = 60.0
 HEALTHY_SECONDS = 60.0  # A worker that lived so long starts the pauses anew.
-STOP_SECONDS_MAX = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,209 +111,8 @@ class GpuTarget:
     number: int
     size: int
     descriptor: int
-    worker: _Worker | None = None  # the one that has it imported
+    worker: WorkerLink | None = None  # the one that has it imported
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-class _Worker:
-    """One process and its socket. Made by `spawn`; over when `gone` is done."""
-
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-        self.process = process
-        self._socket = connection
-        self._loop = asyncio.get_running_loop()
-        self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        self._waiting: dict[int, tuple[asyncio.Future[Done], float]] = {}
-        self._requests = 0
-        self.ready: asyncio.Future[Ready] = self._loop.create_future()
-        self.gone: asyncio.Future[Fatal] = self._loop.create_future()
-        self.on_notice: Callable[[Notice], None] = lambda notice: None
-        self._fatal: Fatal | None = None
-        self._ending: asyncio.Task[None] | None = None
-        self.started = time.monotonic()
-        self._loop.add_reader(connection.fileno(), self._readable)
-
-    @classmethod
-    def spawn(cls) -> _Worker:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                ours.setblocking(False)
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 * MIB)
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "racerd.gpu.worker", "--socket", str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                )
-            except BaseException:
-                ours.close()
-                raise
-        return cls(process, ours)
-
-    @property
-    def alive(self) -> bool:
-        return self._ending is None
-
-    # ---- sending ----
-
-    def send(self, message: Message, *descriptors: int) -> None:
-        """Queues a message. Descriptors stay the caller's and must stay open until it is sent."""
-        # A copy of each, so that nobody's closing comes before the sending.
-        copies = tuple(os.dup(descriptor) for descriptor in descriptors)
-        self._outgoing.append((encode(message), copies))
-        self._flush()
-
-    def _flush(self) -> None:
-        while self._outgoing and self.alive:
-            datagram, descriptors = self._outgoing[0]
-            try:
-                socket.send_fds(self._socket, [datagram], list(descriptors))
-            except BlockingIOError:
-                self._loop.add_writer(self._socket.fileno(), self._flush)
-                return
-            except OSError:
-                self.end()
-                return
-            self._outgoing.popleft()
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if self.alive:
-            self._loop.remove_writer(self._socket.fileno())
-
-    async def ask(self, make: Callable[[int], Message], *descriptors: int) -> None:
-        """Sends a request and waits for its answer. Raises what `Failed` says.
-
-        Cancelling: waits for the answer all the same, then raises CancelledError.
-        """
-        self._requests += 1
-        number = self._requests
-        message = make(number)
-        future: asyncio.Future[Done] = self._loop.create_future()
-        if not self.alive:
-            raise _gone(self._fatal or _SILENT)
-        self._waiting[number] = (future, time.monotonic())
-        self.send(message, *descriptors)
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await settled(future)
-            raise
-
-    def oldest_wait_seconds(self) -> float:
-        """How long the oldest request has been without an answer; 0 without any."""
-        first = next(iter(self._waiting.values()), None)
-        return time.monotonic() - first[1] if first else 0.0
-
-    # ---- receiving ----
-
-    def _readable(self) -> None:
-        try:
-            while self.alive:
-                datagram = self._socket.recv(MESSAGE_BYTES_MAX)
-                if not datagram:
-                    self.end()
-                    return
-                self._take(decode(datagram))
-        except BlockingIOError:
-            return
-        except (OSError, ValueError) as error:
-            _log.error("the GPU worker's socket broke: %s", error)
-            self.end()
-
-    def _take(self, message: Message) -> None:
-        match message:
-            case Done(request=0) | Failed(request=0):
-                return  # Of a slab that was handed over: notices tell what became of it.
-            case Done() | Failed():
-                future, _ = self._waiting.pop(message.request, (None, 0.0))
-                if future is None:
-                    raise ValueError(f"an answer to no question: {message.request}")
-                if isinstance(message, Done):
-                    future.set_result(message)
-                else:
-                    future.set_exception(_error(message))
-            case Notice():
-                self.on_notice(message)
-            case Ready():
-                self.ready.set_result(message)
-            case Fatal():
-                self._fatal = message
-            case _:
-                raise ValueError(f"a daemon is not sent {type(message).__name__}")
-
-    # ---- the end ----
-
-    def end(self) -> None:
-        """Kills the process unless it is going by itself; fails what waits once it is gone."""
-        if self._ending is not None:
-            return
-        self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_writer(self._socket.fileno())
-        self._ending = asyncio.create_task(self._end(), name="gpu-worker-end")
-
-    async def _end(self) -> None:
-        self.process.kill()
-        # Only the end of the process ends its DMA: until then buffers stay where they are.
-        await wait_for_exit(self.process)
-        self._socket.close()
-        while self._outgoing:
-            for descriptor in self._outgoing.popleft()[1]:
-                os.close(descriptor)
-        fatal = self._fatal or _SILENT
-        waiting, self._waiting = self._waiting, {}
-        for future, _ in waiting.values():
-            future.set_exception(_gone(fatal))
-            future.exception()  # Nobody may be listening any more.
-        if not self.ready.done():
-            self.ready.set_exception(_gone(fatal))
-            self.ready.exception()
-        self.gone.set_result(fatal)
-
-    async def stop(self) -> None:
-        """Asks the process to finish, and ends it if it does not."""
-        if self.alive:
-            self.send(Stop())
-            await asyncio.wait([self.gone], timeout=STOP_SECONDS_MAX)
-            self.end()
-        await self.gone
-
-
-_SILENT = Fatal(
-    "gpu_worker_died", "the GPU's worker process died without a word", "see the daemon's log", 0
-)
-
-
-async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
-    """Waits for the process without blocking the loop, and reaps it."""
-    if process.poll() is not None:
-        return
-    loop = asyncio.get_running_loop()
-    descriptor = os.pidfd_open(process.pid)  # Only we reap it: the number is still its own.
-    exited: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(descriptor, _resolve, exited)
-    try:
-        await exited
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    process.wait()
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _gone(fatal: Fatal) -> DeviceError:
-    return DeviceError(fatal.code, fatal.message, native=fatal.native, hint=fatal.hint)
-
-
-def _error(failed: Failed) -> RacerError:
-    if failed.code.startswith("corrupt_"):
-        return IntegrityError(failed.code, failed.message, hint=failed.hint, retry=Retry.ELSEWHERE)
-    if failed.code.startswith("target_"):
-        return RequestError(failed.code, failed.message, hint=failed.hint)
-    return DeviceError(failed.code, failed.message, native=failed.native, hint=failed.hint)
 
 
 class _State(Enum):
@@ -346,7 +134,7 @@ class GpuDevice:
         self._settings = settings
         self._arena = arena
         self._metrics = metrics
-        self._worker: _Worker | None = None
+        self._worker: WorkerLink | None = None
         self._why_not: Fatal | None = Fatal("gpu_starting", "the GPU's worker is starting", "", 0)
         self._supervision: asyncio.Task[None] | None = None
         self._state = _State.STARTING
@@ -397,7 +185,7 @@ class GpuDevice:
         pause = PAUSE_SECONDS_FIRST
         while True:
             self._enter(_State.STARTING)
-            worker = _Worker.spawn()
+            worker = WorkerLink.spawn()
             self._process = worker.process
             try:
                 fatal = await self._live(worker)
@@ -422,7 +210,7 @@ class GpuDevice:
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
             self.restarts += 1
 
-    async def _live(self, worker: _Worker) -> Fatal:
+    async def _live(self, worker: WorkerLink) -> Fatal:
         """Starts `worker`, serves with it, and returns what it died of."""
         worker.on_notice = self._on_notice
         if self._settings.cufile != "off":
@@ -446,7 +234,7 @@ class GpuDevice:
             self._enter(_State.UP)
         return await self._watch(worker)
 
-    async def _watch(self, worker: _Worker) -> Fatal:
+    async def _watch(self, worker: WorkerLink) -> Fatal:
         limit = self._settings.answer_seconds_max
         while not worker.gone.done():
             await asyncio.wait([worker.gone], timeout=max(0.05, limit / 4))
@@ -493,13 +281,13 @@ class GpuDevice:
         """Waits until the worker serves. Raises DeviceError with the reason where it died."""
         while self._worker is None or not self._worker.alive:
             if self._state is _State.PAUSING and self._why_not is not None:
-                raise _gone(self._why_not)
+                raise lost(self._why_not)
             await self._changed.wait()
 
-    def _working(self) -> _Worker:
+    def _working(self) -> WorkerLink:
         worker = self._worker
         if worker is None or not worker.alive:
-            why = self._why_not or _SILENT
+            why = self._why_not or SILENT
             raise DeviceError(
                 "gpu_unavailable",
                 f"GPU {self.uuid} cannot be used now: {why.message}",
@@ -526,7 +314,7 @@ class GpuDevice:
             raise
         return target
 
-    async def _import(self, target: GpuTarget, worker: _Worker) -> None:
+    async def _import(self, target: GpuTarget, worker: WorkerLink) -> None:
         async with target.lock:
             if target.worker is worker:
                 return

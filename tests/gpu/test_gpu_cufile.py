@@ -50,7 +50,7 @@ def slab_path(tmp_path: Path) -> Path:
 
 
 def cufile_settings(**changes: object) -> GpuSettings:
-    return settings(cufile="cuda", staging_bytes=8 * 80 * KIB, **changes)
+    return settings(**({"cufile": "cuda", "staging_bytes": 8 * 80 * KIB} | changes))
 
 
 async def _read_all(
@@ -146,6 +146,20 @@ def test_a_slab_that_ends_early_is_left_to_the_host(slab_path: Path) -> None:
             await rig.device.close_slab(1)
             reason = "cufile_short_read"
             assert rig.metric("racer_gpu_host_path_pages_total", reason=reason) == 1
+
+    asyncio.run(main())
+
+
+def test_staging_is_not_read_into_before_the_gpu_has_done_with_it(
+    slab_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F85: cuFile knows no streams: with one staging slot and a slow GPU every page is right."""
+    monkeypatch.setenv("FAKECUDA_DELAY_US", "3000")
+
+    async def main() -> None:
+        small = cufile_settings(staging_bytes=80 * KIB)
+        async with gpu_rig(small) as rig:
+            assert _codes(await _read_all(rig, slab_path, lengths=(64 * KIB,) * 8)) == {"ok"}
 
     asyncio.run(main())
 

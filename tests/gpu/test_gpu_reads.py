@@ -209,7 +209,8 @@ def test_nothing_is_reported_before_its_verdict_was_read(
 def test_a_release_waits_for_the_reads_that_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F89, F91: an exporter may free once the release was acknowledged, and not before."""
+    """F89, F90, F91: an exporter may free once the release was acknowledged, and not before; the
+    mapping is closed with the context current, also on a pipeline thread."""
     hold = Hold(tmp_path, monkeypatch)
 
     async def main() -> None:

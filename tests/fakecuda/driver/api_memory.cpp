@@ -206,6 +206,7 @@ FAKE_API CUresult cuMemAddressReserve(CUdeviceptr* start, size_t bytes, size_t, 
 
 FAKE_API CUresult cuMemAddressFree(CUdeviceptr start, size_t bytes) {
   FAKE_ENTER;
+  FAKE_CONTEXT;
   return fake::free_addresses(start, bytes);
 }
 
@@ -217,6 +218,7 @@ FAKE_API CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t offset,
 
 FAKE_API CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
   FAKE_ENTER;
+  FAKE_CONTEXT;
   return fake::unmap(start, bytes);
 }
 
