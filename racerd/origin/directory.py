@@ -87,12 +87,13 @@ class DirectoryOrigin:
         *,
         deadline: Deadline,
         cancel: CancelToken,
+        room: memoryview | None = None,
     ) -> memoryview:
         descriptor = self._open(version.object_id)
         try:
             _check(version, descriptor)
             os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
-            buffer = fresh_buffer(stop - start)
+            buffer = fresh_buffer(stop - start) if room is None else room[: stop - start]
             filled = 0
             while filled < len(buffer):
                 if cancel.cancelled:

@@ -45,12 +45,15 @@ class OriginFront:
         *,
         deadline: Deadline,
         cancel: CancelToken,
+        room: memoryview | None = None,
     ) -> memoryview:
         self._check_bucket(version.object_id.bucket)
         if not 0 <= start < stop <= version.size:
             raise ValueError(f"bytes {start} to {stop} of an object of {version.size}")
         with self._counted("fetch"):
-            view = self._origin.fetch(version, start, stop, deadline=deadline, cancel=cancel)
+            view = self._origin.fetch(
+                version, start, stop, deadline=deadline, cancel=cancel, room=room
+            )
         self._metrics.origin_bytes.labels(self._cache).inc(len(view))
         return view
 

@@ -126,9 +126,11 @@ class HttpOrigin:
         *,
         deadline: Deadline,
         cancel: CancelToken,
+        room: memoryview | None = None,
     ) -> memoryview:
         call = Call(deadline, cancel, "fetching")
-        transfer = _Transfer(self, version, start, stop, call)
+        buffer = fresh_buffer(stop - start) if room is None else room[: stop - start]
+        transfer = _Transfer(self, version, start, buffer, call)
         self._retries.run(transfer.attempt, call, lambda: transfer.offset)
         return transfer.buffer
 
@@ -175,15 +177,15 @@ class _Transfer:
     """One fetch: a buffer that fills over as many attempts as it takes, never from the start."""
 
     def __init__(
-        self, origin: HttpOrigin, version: ObjectVersion, start: int, stop: int, call: Call
+        self, origin: HttpOrigin, version: ObjectVersion, start: int, buffer: memoryview, call: Call
     ) -> None:
         self._origin = origin
         self._version = version
         self._start = start
-        self._stop = stop
+        self._stop = start + len(buffer)
         self._call = call
         self.offset = start
-        self.buffer = fresh_buffer(stop - start)
+        self.buffer = buffer
 
     def attempt(self) -> None:
         """Receives from `offset` on. Raises Transient where that ended before `stop`."""

@@ -96,6 +96,7 @@ class ObjectStoreOrigin:
         *,
         deadline: Deadline,
         cancel: CancelToken,
+        room: memoryview | None = None,
     ) -> memoryview:
         self._check_name(version.object_id)
         call = Call(deadline, cancel, "fetching")

@@ -105,11 +105,15 @@ class Origin(Protocol):
         *,
         deadline: Deadline,
         cancel: CancelToken,
+        room: memoryview | None = None,
     ) -> memoryview:
         """Returns exactly bytes [start, stop) of exactly `version`, as one contiguous view.
 
         Conditional on the version; 0 <= start < stop <= version.size. A broken transfer is
         resumed under the same validator. The view owns its memory; the caller drops it.
+
+        `room`: writable memory of at least stop - start bytes that the result may lie in, which
+        spares touching fresh memory. Nobody writes to it any more when this returns or raises.
         """
 
     def list_objects(

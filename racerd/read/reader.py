@@ -69,6 +69,7 @@ class CacheReader:
             origin,
             services.threads.origin,
             services.admission,
+            services.rooms,
             self._strays,
             services.geometry,
             services.settings,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import time
 from functools import partial
 
@@ -19,9 +20,11 @@ from racerd.read.admission import Admission
 from racerd.read.flight import Flight
 from racerd.read.ladder import Miss
 from racerd.read.memory import FrameSlots, MemoryTier, PageLease
+from racerd.read.rooms import Rooms
 from racerd.read.settings import ReadSettings
 from racerd.read.sources import PlainPage, PlainShare
 from racerd.read.strays import Strays
+from racerd.runtime.budget import Charge
 from racerd.runtime.deadline import Deadline
 from racerd.runtime.threads import Job, WorkerThreads
 from racerd.store import Store
@@ -155,6 +158,7 @@ class OriginRung:
         origin: Origin,
         threads: WorkerThreads,
         admission: Admission,
+        rooms: Rooms,
         strays: Strays,
         geometry: PageGeometry,
         settings: ReadSettings,
@@ -163,6 +167,7 @@ class OriginRung:
         self._origin = origin
         self._threads = threads
         self._admission = admission
+        self._rooms = rooms
         self._strays = strays
         self._geometry = geometry
         self._settings = settings
@@ -176,24 +181,37 @@ class OriginRung:
         charge = await self._admission.take(
             self._admission.plaintext, length, connection=flight.connection, deadline=deadline
         )
-        job = self._threads.submit(partial(self._fetch, flight, length, deadline))
+        room = self._rooms.take()
+        release = partial(self._release, charge, room)
+        job = self._threads.submit(partial(self._fetch, flight, length, deadline, room))
         try:
             await asyncio.wait([job.future])
         except asyncio.CancelledError:
-            self._strays.leave(job, charge.release)
+            self._strays.leave(job, release)
             raise
         if job.future.exception() is not None:
-            charge.release()
+            release()
         view = job.future.result()
         self._seconds.observe(time.perf_counter() - job.submitted_at)
-        return PlainShare(PlainPage(page, view, charge), self.name)
+        return PlainShare(PlainPage(page, view, release), self.name)
 
-    def _fetch(self, flight: Flight, length: int, deadline: Deadline) -> memoryview:
+    def _release(self, charge: Charge, room: mmap.mmap | None) -> None:
+        charge.release()
+        self._rooms.give_back(room)
+
+    def _fetch(
+        self, flight: Flight, length: int, deadline: Deadline, room: mmap.mmap | None
+    ) -> memoryview:
         """Runs on an `origin` thread."""
         page = flight.page
         start = page.index * self._geometry.page_bytes
         view = self._origin.fetch(
-            page.version, start, start + length, deadline=deadline, cancel=flight.cancel
+            page.version,
+            start,
+            start + length,
+            deadline=deadline,
+            cancel=flight.cancel,
+            room=None if room is None else memoryview(room),
         )
         if len(view) != length:
             raise SourceError(

@@ -20,6 +20,7 @@ from racerd.read.holds import Holds
 from racerd.read.keeping import Keeper
 from racerd.read.memory import MemoryTier
 from racerd.read.partial import PartialReads
+from racerd.read.rooms import Rooms
 from racerd.read.rungs import DiskRung
 from racerd.read.settings import ReadSettings
 from racerd.read.strays import Strays
@@ -62,6 +63,7 @@ class ReadServices:
         self.metrics = metrics
         self.strays = Strays()
         self.admission = Admission(settings, geometry, metrics)
+        self.rooms = Rooms(geometry.page_bytes)
         self.holds = Holds(self.admission.plaintext)
         self.memory = MemoryTier(arena, geometry, waiters_max=settings.waiters_max)
         self.flights = FlightTable(metrics, flights_max=settings.waiters_max)

@@ -7,28 +7,29 @@ sent. Plaintext is charged to its budget until the last share ends, and then dro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from racerd.ids import PageId
 from racerd.read.memory import PageLease
-from racerd.runtime.budget import Charge
 
 
 class PlainPage:
     """A page of plaintext shared by the readers of one flight and by sealing."""
 
-    __slots__ = ("_charge", "_shares", "id", "view")
+    __slots__ = ("_release", "_shares", "id", "view")
 
-    def __init__(self, page: PageId, view: memoryview, charge: Charge) -> None:
-        """Takes over `charge`; `view` is not written to and owns its memory."""
+    def __init__(self, page: PageId, view: memoryview, release: Callable[[], None]) -> None:
+        """`view` is not written to; `release` is called when the last share ends."""
         self.id = page
         self.view = view
-        self._charge = charge
+        self._release = release
         self._shares = 0
 
     def _end_share(self) -> None:
         self._shares -= 1
         if self._shares == 0:
             self.view = memoryview(b"")
-            self._charge.release()
+            self._release()
 
 
 class PlainShare:

@@ -19,7 +19,7 @@ from racerd.pages import ALIGNMENT_BYTES, TAG_BYTES
 from racerd.runtime.populate import PopulateAhead
 from racerd.units import MIB, round_up
 
-_AHEAD_BYTES = 128 * MIB
+_AHEAD_BYTES = 512 * MIB
 
 
 class FrameArena:

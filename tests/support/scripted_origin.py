@@ -70,6 +70,7 @@ class ScriptedOrigin:
         *,
         deadline: Deadline,
         cancel: CancelToken,
+        room: memoryview | None = None,
     ) -> memoryview:
         assert 0 <= start < stop <= version.size
         with self._lock:

@@ -44,7 +44,7 @@ class ObedientOrigin(ScriptedOrigin):
         self.chance = chance
         self.trouble = 0.0
 
-    def fetch(self, version, start, stop, *, deadline, cancel):  # type: ignore[no-untyped-def]
+    def fetch(self, version, start, stop, *, deadline, cancel, room=None):  # type: ignore[no-untyped-def]
         if cancel.cancelled and self.chance.random() < 0.5:
             raise SourceError("origin_cancelled", "the fetch was cancelled")
         if self.chance.random() < self.trouble:
