@@ -23,7 +23,7 @@ from racerd.store.columns import Array
 from racerd.store.device import BlockDevice
 from racerd.store.engine import Engine
 from racerd.store.geometry import BLOCK_BYTES, SlabGeometry
-from racerd.store.index import NO_TOKEN, Catalog
+from racerd.store.index import NO_TOKEN
 from racerd.store.record import FORMAT_V2, SECTOR_BYTES, check_crc, stamp_crc
 from racerd.store.segments import SegmentState
 from racerd.units import round_up
@@ -64,62 +64,94 @@ class Checkpoint:
         return len(self.segments["state"])
 
 
-def snapshot(engine: Engine, sequence: int) -> Checkpoint:
-    """Copies what the engine knows. The driver's lock must be held; takes milliseconds."""
-    chosen, rows = _what_fits(engine)
-    state = np.array([int(s) for s in engine.segments.states], dtype=np.uint8)
-    state[~chosen] = int(SegmentState.UNKNOWN)
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Copies of an engine's tables, taken while it stands still for a moment."""
+
+    next_sequence: int
+    next_generation: int
+    checkpoint_bytes: int
+    segments: dict[str, Array]
+    versions: dict[str, Array]
+    pages: dict[str, Array]
+    names: bytes
+    caches: list[str]
+
+
+def freeze(engine: Engine) -> Frozen:
+    """Copies what the engine knows: a millisecond or two, with the driver's lock held."""
     used = np.array(engine.segments.used, dtype=np.uint64)
+    state = np.array(engine.segments.states, dtype=np.uint8)
     for segment, offset in engine.unwritten().items():
         # What is being written now may be there after a crash: recovery has to look.
         state[segment] = min(state[segment], int(SegmentState.OPEN))
         used[segment] = offset
-    segments: dict[str, Array] = {
-        "generation": np.array(engine.segments.generations, dtype=np.uint64),
-        "used": used // BLOCK_BYTES,
-        "state": state,
-    }
-    pages = {name: engine.index.table.arrays[name][rows] for name in _PAGE_COLUMNS}
-    versions, pages["version"] = np.unique(pages["version"], return_inverse=True)
-    catalog = engine.index.catalog
-    columns = {name: catalog.table.arrays[name][versions] for name in _VERSION_COLUMNS}
-    names = _names_of(catalog, columns, everything=len(versions) == catalog.table.rows)
-    return Checkpoint(
-        sequence, engine.next_sequence, engine.next_generation, segments, columns, pages, names,
+    catalog, pages = engine.index.catalog, engine.index.table
+    return Frozen(
+        engine.next_sequence,
+        engine.next_generation,
+        engine.geometry.checkpoint_bytes,
+        {
+            "generation": np.array(engine.segments.generations, dtype=np.uint64),
+            "used": used // BLOCK_BYTES,
+            "state": state,
+        },
+        {
+            name: catalog.table.arrays[name][: catalog.table.used].copy()
+            for name in _VERSION_COLUMNS
+        },
+        {name: pages.arrays[name][: pages.used].copy() for name in _PAGE_COLUMNS},
+        bytes(catalog.names),
         list(catalog.caches),
+    )
+
+
+def compose(frozen: Frozen, sequence: int) -> Checkpoint:
+    """Makes a checkpoint of it, with no lock held."""
+    chosen, rows = _what_fits(frozen)
+    segments = dict(frozen.segments)
+    segments["state"] = np.where(chosen, segments["state"], int(SegmentState.UNKNOWN))
+    pages = {name: frozen.pages[name][rows] for name in _PAGE_COLUMNS}
+    versions, pages["version"] = np.unique(pages["version"], return_inverse=True)
+    columns = {name: frozen.versions[name][versions] for name in _VERSION_COLUMNS}
+    everything = len(versions) == np.count_nonzero(frozen.versions["identity"])
+    names = frozen.names if everything else _names_of(frozen.names, columns)
+    return Checkpoint(
+        sequence, frozen.next_sequence, frozen.next_generation, segments, columns, pages, names,
+        frozen.caches,
     )  # fmt: skip
 
 
-def _names_of(catalog: Catalog, columns: dict[str, Array], *, everything: bool) -> bytes:
-    """The names of the versions in `columns`, whose starts are made to fit."""
-    if everything:
-        return bytes(catalog.names)
-    token = np.where(columns["token"] == NO_TOKEN, 0, columns["token"]).astype(np.uint64)
-    stops = columns["start"] + columns["identity"] + token
+def _token_bytes(columns: dict[str, Array]) -> Array:
+    return np.where(columns["token"] == NO_TOKEN, 0, columns["token"]).astype(np.uint64)
+
+
+def _names_of(names: bytes, columns: dict[str, Array]) -> bytes:
+    """The names of the versions in `columns` only, whose starts are made to fit."""
+    stops = columns["start"] + columns["identity"] + _token_bytes(columns)
     spans = zip(columns["start"].tolist(), stops.tolist(), strict=True)
-    names = b"".join(bytes(catalog.names[start:stop]) for start, stop in spans)
+    kept = b"".join(names[start:stop] for start, stop in spans)
     lengths = stops - columns["start"]
     columns["start"] = np.cumsum(lengths) - lengths
-    return names
+    return kept
 
 
-def _what_fits(engine: Engine) -> tuple[Array, Array]:
+def _what_fits(frozen: Frozen) -> tuple[Array, Array]:
     """Which segments go into the checkpoint, youngest first, and the rows of their pages."""
-    count = len(engine.segments)
-    area = engine.geometry.checkpoint_bytes - BLOCK_BYTES - count * _row_bytes(_SEGMENT_COLUMNS)
-    area -= sum(len(cache.encode()) + 4 for cache in engine.index.catalog.caches)
-    pages, rows = engine.index.table.arrays, engine.index.live_rows()
+    generations, pages = frozen.segments["generation"], frozen.pages
+    count = len(generations)
+    area = frozen.checkpoint_bytes - BLOCK_BYTES - count * _row_bytes(_SEGMENT_COLUMNS)
+    area -= sum(len(cache.encode()) + 4 for cache in frozen.caches)
     rank = np.empty(count, dtype=np.int64)  # 0 is the youngest segment.
-    rank[np.argsort(np.array(engine.segments.generations, dtype=np.uint64))[::-1]] = range(count)
+    rank[np.argsort(generations)[::-1]] = np.arange(count)
+    rows = np.flatnonzero(pages["flags"])
     ranks = rank[pages["segment"][rows]]
     order = np.argsort(ranks, kind="stable")
     rows, ranks = rows[order], ranks[order]
     cost = np.full(len(rows), _row_bytes(_PAGE_COLUMNS))
     seen, first = np.unique(pages["version"][rows], return_index=True)
-    versions = engine.index.catalog.table.arrays
-    token = np.where(versions["token"] == NO_TOKEN, 0, versions["token"])
-    cost[first] += _row_bytes(_VERSION_COLUMNS) + versions["identity"][seen].astype(np.int64)
-    cost[first] += token[seen]
+    names = frozen.versions["identity"].astype(np.int64) + _token_bytes(frozen.versions).astype(int)
+    cost[first] += _row_bytes(_VERSION_COLUMNS) + names[seen]
     over = np.cumsum(cost) > area
     limit = int(ranks[np.argmax(over)]) if over.any() else count
     if area < 0:

@@ -21,7 +21,13 @@ from racerd.errors import IntegrityError
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import PageGeometry, Seal, SealedPage
 from racerd.store.budget import WriteBudget
-from racerd.store.checkpoint import encode, read_checkpoint, snapshot, write_checkpoint
+from racerd.store.checkpoint import (
+    compose,
+    encode,
+    freeze,
+    read_checkpoint,
+    write_checkpoint,
+)
 from racerd.store.device import BlockDevice, DiskError
 from racerd.store.engine import Dropped, Found
 from racerd.store.housekeeper import Keeper, Work
@@ -369,12 +375,23 @@ class Disk:
             fence = not live.progress.done
             if fence:
                 recovery.fences.append(selector)
-            dropped = live.engine.drop_selected(selector)
-        live.tombstones.add(dropped)
+            live.engine.cancel(selector)
+        dropped = self._drop_selected(live, selector)
         live.changed = True
         self._metrics.store_evicted_pages.labels(self.label, "asked").inc(len(dropped))
         self._ask(live, lambda: self._make_durable(live, selector if fence else None))
         return len(dropped), sum(each.record_bytes for each in dropped)
+
+    def _drop_selected(self, live: LiveSlab, selector: Selector) -> list[Dropped]:
+        """In steps, so that the lock is never held for long."""
+        everything: list[Dropped] = []
+        cursor: int | None = 0
+        while cursor is not None:
+            with live.lock:
+                dropped, cursor = live.engine.drop_some(selector, cursor)
+            live.tombstones.add(dropped)
+            everything += dropped
+        return everything
 
     def _make_durable(self, live: LiveSlab, fence: Selector | None) -> None:
         """Tombstones, and a note for what recovery may still find; then a flush."""
@@ -525,13 +542,12 @@ class Disk:
         live.changed = False
         live.tombstones.bury()
         with live.lock:
-            data = snapshot(live.engine, live.checkpoint_sequence)
+            frozen = freeze(live.engine)
         slab = live.slab
+        data = encode(compose(frozen, live.checkpoint_sequence), slab.id)
         try:
             with self.watch.operation():
-                write_checkpoint(
-                    slab.device, slab.geometry, encode(data, slab.id), live.next_checkpoint
-                )
+                write_checkpoint(slab.device, slab.geometry, data, live.next_checkpoint)
         except DiskError as error:
             live.changed = True
             log.warning("%s: no checkpoint was written: %s", self.label, error.message)

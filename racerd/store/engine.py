@@ -7,7 +7,8 @@ slab cannot outgrow its capacity.
 
 Eviction takes whole segments, oldest first. A segment of which more than half was read since it
 was last looked at gets a second chance; of any other the records that were read are copied to the
-open segment, the rest is dropped. Copies need room, so eviction starts as long as there is still
+open segment, the rest is dropped. When a new version of an object arrives, what its older versions
+were read for no longer counts. Copies need room, so eviction starts as long as there is still
 room for half a segment.
 
 Whatever is dropped stays dropped: `Dropped` asks the driver for a tombstone, a reservation that is
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from racerd.ids import ObjectId, PageId
-from racerd.store.columns import NOTHING, Array
+from racerd.store.columns import NOTHING
 from racerd.store.geometry import BLOCK_BYTES, SEGMENT_HEADER_BYTES, SlabGeometry
 from racerd.store.index import FORMAT_V1 as ROW_V1
 from racerd.store.index import HITS_MAX, SUSPECT, PageIndex
@@ -36,7 +37,11 @@ from racerd.store.segments import Segments, SegmentState
 MOVE_SHARE = 0.5
 # Pins beyond this share of the slab are not honoured, so that eviction always finds a victim.
 PINNED_SHARE_MAX = 0.5
-_TRIM_SHARE = 1 / 64  # Of a quota: what is dropped at once when it is reached.
+# Of one step of dropping many: a millisecond or two.
+_STEP_VERSIONS = 2048
+_STEP_PAGES = 128
+_TRIM_SHARE = 1 / 64  # Of a quota: what is dropped at once when it is reached,
+_TRIM_PAGES = 256  # but no more pages than these.
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +304,18 @@ class Engine:
         self._settle_pending(done)
         if done.cancelled:
             return self._dropped(done)
+        if self.index.catalog.find(done.page.version) == NOTHING:
+            self._cool(done.page.version.object_id)
         self._add(done.page, done.segment, done.offset, done.length, done.record_bytes, flags=0)
         self.segments.unpin(done.segment)
         return None
+
+    def _cool(self, object_id: ObjectId) -> None:
+        """A new version of an object arrives: its older ones will hardly be read any more."""
+        versions = self.index.catalog.rows_of_object(object_id)
+        hits = self.index.table.views["hits"]
+        for row in self.index.rows_of_versions(versions) if versions else ():
+            hits[row] = 0
 
     def abort(self, failed: Reservation, *, written: bool) -> Dropped | None:
         """The record was not written. `written`: part of it may have been; a tombstone follows."""
@@ -452,14 +466,35 @@ class Engine:
         row = self._row_of(found)
         return None if row == NOTHING else self._drop_row(row)
 
-    def drop_selected(self, selector: Selector) -> list[Dropped]:
-        """Forgets everything that `selector` names, also what is being written."""
+    def drop_some(self, selector: Selector, cursor: int) -> tuple[list[Dropped], int | None]:
+        """Forgets part of what `selector` names: a bounded amount of work from `cursor` on.
+
+        Returns where to go on; None when all is done. Start with `cancel`, then 0.
+        """
+        stop = min(cursor + _STEP_VERSIONS, self.index.catalog.table.used)
+        versions = self.versions_of(selector, cursor, stop)
+        rows = self.index.rows_of_versions(versions) if versions else []
+        dropped = [self._drop_row(row) for row in rows[:_STEP_PAGES]]
+        if len(rows) > _STEP_PAGES:
+            return dropped, cursor
+        return dropped, stop if stop < self.index.catalog.table.used else None
+
+    def cancel(self, selector: Selector) -> None:
+        """Makes sure that what is being written of `selector` is not kept."""
         for reservation in list(self._pending.values()):
             if selector.matches(reservation.page.version.object_id):
                 reservation.cancelled = True
                 del self._pending[reservation.page.key]
-        rows = self.index.rows_of_versions(self.versions_of(selector))
-        return [self._drop_row(row) for row in rows]
+
+    def drop_selected(self, selector: Selector) -> list[Dropped]:
+        """Forgets all that `selector` names, at once."""
+        self.cancel(selector)
+        everything: list[Dropped] = []
+        cursor: int | None = 0
+        while cursor is not None:
+            dropped, cursor = self.drop_some(selector, cursor)
+            everything += dropped
+        return everything
 
     def trim(self, page: PageId, length: int) -> list[Dropped]:
         """Drops old pages of a cache whose quota would not hold another page of `length`.
@@ -472,22 +507,29 @@ class Engine:
         if excess <= 0 or self.contains(page):
             return []
         excess = max(excess, int(self.quotas[cache] * _TRIM_SHARE))
-        columns = self.index.table.arrays
-        catalog = self.index.catalog
-        rows = self.index.live_rows()
-        versions = columns["version"][rows]
-        number = catalog.known_cache_number(cache)
-        owned = catalog.table.arrays["cache"][versions] == number
-        rows = rows[owned & (catalog.table.arrays["pinned"][versions] == 0)]
-        generations = np.array(self.segments.generations)[columns["segment"][rows]]
-        order = np.lexsort((columns["block"][rows], generations, columns["hits"][rows] > 0))
         dropped = []
-        for row in rows[order].tolist():
+        for row in self._oldest_of(cache):
             if excess <= 0:
                 break
             excess -= self._record_bytes(row)
             dropped.append(self._drop_row(row))
         return dropped
+
+    def _oldest_of(self, cache: str) -> list[int]:
+        """Rows of a cache that may go: the unread first, then by age; a few hundred at most."""
+        columns, catalog = self.index.table.arrays, self.index.catalog
+        rows = self.index.live_rows()
+        versions = columns["version"][rows]
+        owned = catalog.table.arrays["cache"][versions] == catalog.known_cache_number(cache)
+        rows = rows[owned & (catalog.table.arrays["pinned"][versions] == 0)]
+        segments = columns["segment"][rows]
+        ages = np.argsort(np.argsort(np.array(self.segments.generations)))[segments]
+        order = (columns["hits"][rows] > 0).astype(np.int64) << 62 | ages << 32
+        order |= columns["block"][rows]
+        if len(rows) > _TRIM_PAGES:
+            chosen = np.argpartition(order, _TRIM_PAGES)[:_TRIM_PAGES]
+            rows, order = rows[chosen], order[chosen]
+        return [int(row) for row in rows[np.argsort(order)]]
 
     def _over_quota(self, cache: str, size: int) -> int:
         """By how many bytes `cache` would be over its quota with `size` more."""
@@ -553,23 +595,20 @@ class Engine:
         place = header.place
         return Dropped(segment, place.offset, place.generation, header.record_bytes)
 
-    def adopt(
-        self, versions: dict[str, Array], names: bytes, caches: list[str], pages: dict[str, Array]
-    ) -> None:
-        """Takes over the pages of a checkpoint. The index must be empty."""
-        catalog = self.index.catalog
-        catalog.load(versions, names, caches)
-        self.index.load(pages)
-        rows = self.index.live_rows()
-        columns = self.index.table.arrays
+    def adopt(self, index: PageIndex) -> None:
+        """Takes over the index of a checkpoint. The engine's own must be empty."""
+        assert len(self.index) == 0
+        self.index = index
+        rows, columns = index.live_rows(), index.table.arrays
         blocks = -(-columns["length"][rows].astype(np.int64) // BLOCK_BYTES)
         sizes = self.geometry.header_bytes + blocks * BLOCK_BYTES
         for at in np.flatnonzero(columns["flags"][rows] & ROW_V1).tolist():
             sizes[at] = self._record_bytes(int(rows[at]))
         segments = np.bincount(columns["segment"][rows], sizes, len(self.segments))
         self.segments.live_bytes = array("Q", segments.astype(np.uint64).tobytes())
-        owners = catalog.table.arrays["cache"][columns["version"][rows]]
-        self.cache_bytes = np.bincount(owners, sizes, len(caches)).astype(np.int64).tolist()
+        owners = index.catalog.table.arrays["cache"][columns["version"][rows]]
+        totals = np.bincount(owners, sizes, len(index.catalog.caches))
+        self.cache_bytes = totals.astype(np.int64).tolist()
         self.live_bytes = int(sizes.sum())
 
     def mark_pinned(self, pins: Iterable[Selector]) -> None:
@@ -584,13 +623,14 @@ class Engine:
         rows = rows[catalog.table.arrays["pinned"][columns["version"][rows]] > 0]
         self.pinned_bytes = sum(self._record_bytes(row) for row in rows.tolist())
 
-    def versions_of(self, selector: Selector) -> list[int]:
-        """Rows of the catalog that `selector` names."""
+    def versions_of(self, selector: Selector, start: int = 0, stop: int | None = None) -> list[int]:
+        """Rows of the catalog, of those from `start` to `stop`, that `selector` names."""
         catalog = self.index.catalog
+        rows = slice(start, catalog.table.used if stop is None else stop)
         if selector.exact:
             object_id = ObjectId(selector.cache, selector.bucket, selector.key)
-            return catalog.rows_of_object(object_id)
-        return catalog.rows_of_prefix(selector.cache, selector.bucket, selector.key)
+            return catalog.rows_of_object(object_id, rows)
+        return catalog.rows_of_prefix(selector.cache, selector.bucket, selector.key, rows)
 
     def recovered(self) -> None:
         """Recovery is complete: from now on the age of segments counts."""

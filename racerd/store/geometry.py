@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from racerd.pages import CRC_BYTES, TAG_BYTES, PageGeometry
-from racerd.units import KIB, MIB, format_bytes, round_up
+from racerd.units import GIB, KIB, MIB, format_bytes, round_up
 
 BLOCK_BYTES = 4 * KIB
 FRONT_BYTES = 64 * KIB
@@ -32,6 +32,8 @@ RECORD_FIXED_BYTES = 128
 IDENTITY_BYTES_GUARANTEED = 1664
 
 _SEGMENT_BYTES_TARGET = 256 * MIB
+_SEGMENT_BYTES_MAX = GIB
+_SEGMENTS_MANY = 4096  # Recovery reads the header of each one.
 _SEGMENTS_WANTED = 64
 _SEGMENTS_FEW = 8
 _RECORDS_PER_SEGMENT_WANTED = 16
@@ -131,8 +133,12 @@ def _checkpoint_bytes(capacity: int, record: int) -> int:
 
 
 def _records_per_segment(room: int, record: int) -> int:
-    """About 64 segments of 16 records or more and at most 256 MiB, but never less than 8."""
+    """About 64 segments of 16 records or more and at most 256 MiB, but never less than 8.
+
+    Slabs beyond a terabyte get larger segments, up to 1 GiB, rather than ever more of them.
+    """
     total = max(room, 0) // record
-    largest = max(_SEGMENT_BYTES_TARGET // record, _RECORDS_PER_SEGMENT_MIN)
+    target = min(max(room // _SEGMENTS_MANY, _SEGMENT_BYTES_TARGET), _SEGMENT_BYTES_MAX)
+    largest = max(target // record, _RECORDS_PER_SEGMENT_MIN)
     wanted = min(max(total // _SEGMENTS_WANTED, _RECORDS_PER_SEGMENT_WANTED), largest)
     return max(1, min(wanted, total // _SEGMENTS_FEW))

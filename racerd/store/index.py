@@ -47,6 +47,7 @@ _VERSION_COLUMNS = {
 }
 NO_TOKEN = 0xFFFF
 NO_CACHE = 0xFFFF
+EVERYTHING = slice(None)
 
 
 def halves(digest: bytes) -> tuple[int, int]:
@@ -151,23 +152,29 @@ class Catalog:
         used = self.table.used
         return np.flatnonzero(self.table.arrays["identity"][:used])
 
-    def rows_of_object(self, object_id: ObjectId) -> list[int]:
-        """Every version of an object."""
+    def rows_of_object(self, object_id: ObjectId, among: slice = EVERYTHING) -> list[int]:
+        """Every version of an object, of the rows `among`."""
         first, second = halves(object_id.digest)
-        arrays, used = self.table.arrays, self.table.used
-        same = (arrays["object0"][:used] == first) & (arrays["object1"][:used] == second)
-        same &= arrays["identity"][:used] > 0
-        return self._named(np.flatnonzero(same), object_id.packed)
+        rows = among.indices(self.table.used)
+        part = slice(*rows)
+        arrays = self.table.arrays
+        same = (arrays["object0"][part] == first) & (arrays["object1"][part] == second)
+        same &= arrays["identity"][part] > 0
+        return self._named(np.flatnonzero(same) + rows[0], object_id.packed)
 
-    def rows_of_prefix(self, cache: str, bucket: str, prefix: bytes) -> list[int]:
-        """Every version of every object whose key starts with `prefix`."""
-        arrays, used = self.table.arrays, self.table.used
-        same = arrays["cache"][:used] == self.known_cache_number(cache)
-        same &= arrays["identity"][:used] > 0
+    def rows_of_prefix(
+        self, cache: str, bucket: str, prefix: bytes, among: slice = EVERYTHING
+    ) -> list[int]:
+        """Every version of every object whose key starts with `prefix`, of the rows `among`."""
+        rows = among.indices(self.table.used)
+        part = slice(*rows)
+        arrays = self.table.arrays
+        same = arrays["cache"][part] == self.known_cache_number(cache)
+        same &= arrays["identity"][part] > 0
         names = b"".join(
-            len(part).to_bytes(4, "big") + part for part in (cache.encode(), bucket.encode())
+            len(name).to_bytes(4, "big") + name for name in (cache.encode(), bucket.encode())
         )
-        return self._named(np.flatnonzero(same), names, prefix)
+        return self._named(np.flatnonzero(same) + rows[0], names, prefix)
 
     def _named(self, rows: Array, head: bytes, prefix: bytes = b"") -> list[int]:
         """Those `rows` whose packed names start with `head`, and whose key then with `prefix`."""

@@ -23,6 +23,7 @@ from racerd.store.columns import Array
 from racerd.store.device import DiskError
 from racerd.store.engine import Dropped, Engine
 from racerd.store.geometry import BLOCK_BYTES, SEGMENT_HEADER_BYTES
+from racerd.store.index import PageIndex
 from racerd.store.record import (
     FORMAT_V1,
     HEADER_BYTES_MAX,
@@ -88,8 +89,12 @@ class Recovery:
         generations = self._read_generations(stopped)
         if stopped():
             return
+        known = _known_segments(checkpoint, generations)
+        index = self._index_of(checkpoint, known) if checkpoint is not None else None
         with self._lock:
-            todo = self._install(checkpoint, generations)
+            if index is not None:
+                self._engine.adopt(index)
+            todo = self._install(checkpoint, known, generations)
             self.losers += self._engine.drop_fenced(self.fences)
         self.progress.segments_done = len(generations) - len(todo)
         self.progress.state = "scanning segments"
@@ -149,14 +154,14 @@ class Recovery:
                 return
 
     def _install(
-        self, checkpoint: Checkpoint | None, generations: list[int | None]
+        self, checkpoint: Checkpoint | None, known: Array, generations: list[int | None]
     ) -> list[tuple[int, int, int]]:
         """Settles what needs no scan. Returns (segment, start, generation) of what does."""
-        known = _known_segments(checkpoint, generations)
         latest = max((generation or 0 for generation in generations), default=0)
-        self._engine.next_generation = max(self._engine.next_generation, latest + 1)
         if checkpoint is not None:
-            self._adopt(checkpoint, known)
+            latest = max(latest, checkpoint.next_generation - 1)
+            self._engine.next_sequence = max(self._engine.next_sequence, checkpoint.next_sequence)
+        self._engine.next_generation = max(self._engine.next_generation, latest + 1)
         todo = []
         for segment, generation in enumerate(generations):
             if generation is None:
@@ -174,22 +179,24 @@ class Recovery:
                     todo.append((segment, used, generation))
         return todo
 
-    def _adopt(self, checkpoint: Checkpoint, known: Array) -> None:
+    def _index_of(self, checkpoint: Checkpoint, known: Array) -> PageIndex:
+        """The checkpoint's pages in segments that are `known` to be as they were."""
         geometry = self._engine.geometry
-        pages = {name: np.array(values) for name, values in checkpoint.pages.items()}
-        keep = known[np.minimum(pages["segment"], len(known) - 1)]
-        keep &= pages["segment"] < len(known)
-        sizes = np.array([geometry.segment_size(segment) for segment in range(len(known))])
+        pages = checkpoint.pages
+        segments = np.minimum(pages["segment"], len(known) - 1)
+        keep = known[segments] & (pages["segment"] < len(known))
         # The last segment of a slab that was made smaller may have lost its end.
+        sizes = np.array([geometry.segment_size(segment) for segment in range(len(known))])
         stop = pages["block"].astype(np.int64) * BLOCK_BYTES + pages["length"]
-        keep &= stop + geometry.header_bytes <= sizes[np.minimum(pages["segment"], len(known) - 1)]
-        pages = {name: values[keep] for name, values in pages.items()}
-        used, pages["version"] = np.unique(pages["version"], return_inverse=True)
+        keep &= stop + geometry.header_bytes <= sizes[segments]
+        kept = {name: values[keep] for name, values in pages.items()}
+        used, kept["version"] = np.unique(kept["version"], return_inverse=True)
         versions = {name: values[used] for name, values in checkpoint.versions.items()}
-        self._engine.adopt(versions, checkpoint.names, checkpoint.caches, pages)
-        self._engine.next_sequence = max(self._engine.next_sequence, checkpoint.next_sequence)
-        self._engine.next_generation = max(self._engine.next_generation, checkpoint.next_generation)
-        self.progress.pages_from_checkpoint = len(pages["page"])
+        index = PageIndex(len(known))
+        index.catalog.load(versions, checkpoint.names, checkpoint.caches)
+        index.load(kept)
+        self.progress.pages_from_checkpoint = len(index)
+        return index
 
     def _scan_and_add(self, segment: int, start: int, generation: int) -> None:
         geometry = self._engine.geometry

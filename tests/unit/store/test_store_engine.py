@@ -444,3 +444,39 @@ def test_an_empty_segment_goes_first() -> None:
         assert dropped is not None
         engine.tombstone_done(dropped)
     assert engine.next_victim() == Victim(middle)
+
+
+def test_a_new_version_of_an_object_makes_the_old_one_cold() -> None:
+    """R24: after a roll-out the old version's pages are the first to go."""
+    driven = Driven()
+
+    def of(etag: str, number: int) -> PageId:
+        return PageId(ObjectVersion(ObjectId("models", "b", b"model"), etag, 1 << 40), number)
+
+    for number in range(8):
+        driven.put(of("old", number))
+        for _ in range(3):
+            driven.read(of("old", number))
+    driven.put(of("new", 0))
+    driven.read(of("new", 0))
+    count = 0
+    while driven.evicted < 8:
+        driven.put(page(count, key=b"other"))
+        count += 1
+    assert not any(driven.engine.contains(of("old", number)) for number in range(8))
+    assert driven.engine.contains(of("new", 0))
+
+
+def test_dropping_many_goes_in_bounded_steps() -> None:
+    driven = Driven(64 * MIB, segment_records=16)
+    for number in range(300):
+        driven.put(page(number, key=b"a"), 100)
+    for number in range(10):
+        driven.put(page(number, key=b"b"), 100)
+    selector = Selector("models", "b", b"a", exact=False)
+    steps, cursor = [], 0
+    while cursor is not None:
+        dropped, cursor = driven.engine.drop_some(selector, cursor)
+        steps.append(len(dropped))
+    assert steps == [128, 128, 44]
+    assert len(driven.engine.index) == 10
