@@ -54,12 +54,12 @@ def make_origin(url: str, options: OriginOptions, *, cache: str, metrics: Metric
 def _object_store(
     url: str, options: OriginOptions, cache: str, retries: Retries
 ) -> ObjectStoreOrigin:
-    if (options.endpoint or "").startswith("http:") and not options.allow_http:
-        raise ConfigError(
-            [f"cache {cache}: the endpoint is plain http, which needs `allow_http = true`"]
-        )
     stores = Stores(url, options)
-    where = f"{url} at {options.endpoint}" if options.endpoint else url
+    try:
+        stores.check()
+    except ConfigError as error:
+        raise ConfigError([f"cache {cache}: {problem}" for problem in error.problems]) from error
+    where = f"{url} at {stores.endpoint}" if stores.endpoint else url
     requests = Requests(where, BackgroundLoop(f"origin-{cache}"))
     lister: Lister
     if stores.scheme == "s3":

@@ -235,7 +235,7 @@ class _Transfer:
             if count == 0:
                 raise Transient("short_body", unavailable("the body ended early", where))
             self.offset += count
-            if not pace.add(count):
+            if not pace.add(count) and self.offset < usable:
                 raise Transient("slow", unavailable("it sends too slowly", where))
 
 

@@ -26,6 +26,13 @@ from racerd.origin.http_status import failure_of
 _STATUS = re.compile(r"status code: (\d{3})", re.ASCII)
 _CODE = re.compile(r"<Code>([A-Za-z]{3,64})</Code>", re.ASCII)
 _KIND = re.compile(r"kind: (\w+)", re.ASCII)
+# What only a request for credentials has: its kind, its method, or its file. Objects are read with
+# GET and HEAD.
+_IDENTITY = re.compile(
+    r"TokenRequest|FederatedTokenFile|External AWS credential provider|source: Credential"
+    r"|Failed to read [\w ]*token file|Error performing (?:PUT|POST) ",
+    re.ASCII,
+)
 _FIELDS = re.compile(r"source: (Header|NoContentRange|ParseContentRange)\b", re.ASCII)
 _HINTS = {
     "ExpiredToken": "the credentials have expired; renew them where racerd gets them from",
@@ -45,7 +52,7 @@ def meaning(
 ) -> RacerError | Transient | RangeIgnored:
     """Returns what `error` means for a request about `object_id`; `expected` is its ETag."""
     text = str(error)
-    if "TokenRequest" in text or "Credential" in text:
+    if _IDENTITY.search(text):
         return _no_credentials(text, where)
     if isinstance(error, FileNotFoundError):
         return not_found(object_id.text, where)
@@ -53,8 +60,11 @@ def meaning(
     status = int(found.group(1)) if found else None
     if isinstance(error, PreconditionError) or status in (412, 416):
         return version_changed(object_id, expected or "the one asked for", None)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return _forbidden(text, object_id, where)
+    if status in (401, 403, 404) and text.startswith("Generic S3"):
+        # Of the object it would be of a class of its own: this is a metadata service.
+        return _no_credentials(text, where)
     if status is not None:
         return failure_of(status, None, object_id.text, where)
     if "NotPartial" in text:

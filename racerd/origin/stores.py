@@ -13,6 +13,7 @@ container as one path part, so that the last part of the key takes the container
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from racerd.config.origin_options import OriginOptions, Secret
@@ -32,6 +34,12 @@ from racerd.origin.names import encoded, plain_path
 
 Store = S3Store | GCSStore | AzureStore
 
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_CREDENTIALS = ("access_key_id", "account_key", "sas", "bearer_token", "service_account_file")
 _KEPT_MAX = 64
 # obstore resumes a broken body at its offset under the same ETag, and checks both; this bounds how
 # often, and how often it asks again. Further attempts are ours, and counted (`retries`).
@@ -56,6 +64,29 @@ class Stores:
         self._options = options
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, Store] = OrderedDict()
+
+    @property
+    def endpoint(self) -> str | None:
+        """The one endpoint that is read, listed and shown; None is the public service's own."""
+        if self._options.endpoint is not None:
+            return self._options.endpoint.rstrip("/")
+        found = (os.environ.get(name) for name in _ENDPOINTS[self.scheme])
+        return next((value.rstrip("/") for value in found if value), None)
+
+    def check(self) -> None:
+        """Raises ConfigError for settings that no request could be made with."""
+        if (self.endpoint or "").startswith("http:") and not self._allow_http:
+            raise ConfigError(
+                [f"the endpoint {self.endpoint} is plain http, which needs `allow_http = true`"]
+            )
+        try:
+            self._make("check")
+        except (BaseError, ValueError):
+            # Its text may quote what it does not like, which may be a key.
+            given = [name for name in _CREDENTIALS if getattr(self._options, name) is not None]
+            raise ConfigError(
+                [f"{' or '.join(given) or 'the environment'}: a credential that cannot be used"]
+            ) from None
 
     def locate(self, object_id: ObjectId) -> Located:
         """The store and the path that name exactly this object on the wire."""
@@ -92,34 +123,34 @@ class Stores:
             case "s3":
                 return self._s3(bucket, "")
             case "gs":
-                return self._gs(bucket, self._options.endpoint)
+                return self._gs(bucket, self.endpoint)
             case _:
-                return self._az(bucket, self._options.endpoint)
+                return self._az(bucket, self.endpoint)
 
     def _odd(self, bucket: str, key: bytes) -> Store:
         match self.scheme:
             case "s3":
                 return self._s3(bucket, f"/{encoded(key)}#")
             case "gs":
-                base = self._options.endpoint or "https://storage.googleapis.com"
-                return self._gs("-", f"{base.rstrip('/')}/{bucket}/{encoded(key)}#")
+                base = self.endpoint or "https://storage.googleapis.com"
+                return self._gs("-", f"{base}/{bucket}/{encoded(key)}#")
             case _:
-                base = self._options.endpoint or f"https://{self._account}.blob.core.windows.net"
+                base = self.endpoint or f"https://{self._account}.blob.core.windows.net"
                 parents, _, last = key.rpartition(b"/")
                 folder = f"/{encoded(parents)}" if b"/" in key else ""
-                return self._az(last.decode(), f"{base.rstrip('/')}/{bucket}{folder}")
+                return self._az(last.decode(), f"{base}/{bucket}{folder}")
 
     # --- kinds ------------------------------------------------------------------------------
 
     def _s3(self, bucket: str, suffix: str) -> S3Store:
         """`suffix` follows the bucket in the URL as it is."""
         options = self._options
-        place: dict[str, Any] = {"bucket": bucket + suffix, "endpoint": options.endpoint}
+        place: dict[str, Any] = {"bucket": bucket + suffix, "endpoint": self.endpoint}
         hosted = not options.path_style and bool(bucket)
         if hosted:
             # obstore takes a virtual-hosted endpoint as given, bucket and all.
-            base = urlsplit(options.endpoint or f"https://s3.{self.region}.amazonaws.com")
-            host = f"{base.scheme}://{bucket}.{base.netloc}{base.path.rstrip('/')}"
+            base = urlsplit(self.endpoint or f"https://s3.{self.region}.amazonaws.com")
+            host = f"{base.scheme}://{bucket}.{base.netloc}{base.path}"
             place = {"bucket": bucket, "endpoint": host + suffix}
         return S3Store(
             **_given(**place),
@@ -160,6 +191,10 @@ class Stores:
     # --- what all of them share --------------------------------------------------------------
 
     @property
+    def _allow_http(self) -> bool:
+        return self._options.allow_http or os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
+
+    @property
     def region(self) -> str:
         environ = os.environ
         return (
@@ -198,7 +233,7 @@ class Stores:
         # elsewhere nobody is to compress on the way. Both give the bytes that are stored.
         encoding = "gzip" if self.scheme == "gs" else "identity"
         client: dict[str, Any] = {
-            "allow_http": options.allow_http,
+            "allow_http": self._allow_http,
             "connect_timeout": timedelta(seconds=options.connect_timeout_seconds),
             "read_timeout": timedelta(seconds=options.idle_timeout_seconds),
             "timeout": timedelta(days=1),  # Bytes that flow may take as long as they like (F58).
@@ -208,9 +243,10 @@ class Stores:
         if options.ca_bundle is not None:
             try:
                 client["root_certificate"] = Path(options.ca_bundle).read_bytes()
+                ssl.create_default_context(cafile=options.ca_bundle)  # Says if it is no PEM.
             except OSError as error:
                 raise ConfigError(
-                    [f"ca_bundle {options.ca_bundle} cannot be read: {error.strerror}"]
+                    [f"ca_bundle {options.ca_bundle} cannot be used: {error.strerror}"]
                 ) from error
         retry = {
             "max_retries": _OBSTORE_RETRIES,

@@ -255,7 +255,7 @@ def test_a_part_without_etag_is_not_believed(make: Make, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("etag", [None, "", '""', '"', "W/", 'W/""', '"a"b"', '"é"'])
-@pytest.mark.parametrize("scheme", ("http", "s3"))
+@pytest.mark.parametrize("scheme", ["http", "s3"])
 def test_an_object_without_a_usable_etag_is_refused(
     make: Make, scheme: str, etag: str | None
 ) -> None:
@@ -279,7 +279,7 @@ def test_last_modified_can_stand_in_for_an_etag(make: Make) -> None:
     assert rig.code(lambda: rig.fetch(5, 10, version)) == "version_changed"
 
 
-@pytest.mark.parametrize("scheme", ("http", "s3", "az"))
+@pytest.mark.parametrize("scheme", ["http", "s3", "az"])
 def test_weak_etags_are_compared_and_never_sent(make: Make, scheme: str) -> None:
     """F54: a server must not match a weak ETag in If-Match."""
     rig = make(scheme)
@@ -422,7 +422,7 @@ def test_a_transfer_that_crawls_is_given_up(make: Make, monkeypatch: pytest.Monk
     rig = make("http", progress_bytes_per_second_min=1_000_000)
     rig.server.do(dripped(10, 0.01))
     assert rig.fetch(0, 100_000) == DATA[:100_000]
-    assert rig.retries() == {"slow": 1}
+    assert rig.retries().keys() == {"slow"}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -17,7 +17,7 @@ http {{
   access_log {folder}/access.log; default_type application/octet-stream; sendfile on;
   client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;
   uwsgi_temp_path {folder}/t4; scgi_temp_path {folder}/t5;
-  server {{ listen 127.0.0.1:{port}; root {root}; }}
+  server {{ listen 127.0.0.1:{port}; root {root}; limit_rate {rate}; }}
 }}
 """
 
@@ -29,13 +29,16 @@ class Nginx:
 
 
 @contextlib.contextmanager
-def nginx(folder: Path, root: Path) -> Iterator[Nginx]:
-    """Serves the files below `root`; `folder` takes its own files."""
+def nginx(folder: Path, root: Path, *, rate: int = 0) -> Iterator[Nginx]:
+    """Serves the files below `root`; `folder` takes its own files.
+
+    `rate`: bytes per second of one connection, 0 for as fast as it can.
+    """
     program = need("nginx", "nginx")
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     config = folder / "nginx.conf"
-    config.write_text(_CONFIG.format(folder=folder, root=root, port=port))
+    config.write_text(_CONFIG.format(folder=folder, root=root, port=port, rate=rate))
     command = [program, "-c", str(config), "-p", str(folder)]
     with server(command, folder / "out.log", lambda: answers(port)):
         yield Nginx(f"http://127.0.0.1:{port}", folder / "access.log")

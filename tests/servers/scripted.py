@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from collections import deque
@@ -65,6 +66,7 @@ class ScriptedServer:
 
     data: bytes
     etag: str = '"v1"'
+    tls: ssl.SSLContext | None = None
     requests: list[Seen] = field(default_factory=list)
     acts: deque[Act] = field(default_factory=deque)
     connections: int = 0
@@ -76,7 +78,8 @@ class ScriptedServer:
         self.stalled = threading.Event()  # Set when an answer stalls.
         self._released = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        scheme = "http" if self.tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept, name="scripted-accept")
         self._accepting.start()
         return self
@@ -140,6 +143,11 @@ class ScriptedServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
+            if self.tls is not None:
+                plain = connection
+                connection = self.tls.wrap_socket(plain, server_side=True)
+                with self._lock:
+                    self._open = self._open - {plain} | {connection}
             with connection.makefile("rb") as lines:
                 while (seen := _read(lines)) is not None:
                     with self._lock:
