@@ -216,7 +216,7 @@ def parse_page(body: bytes, where: str) -> Page:
         objects: list[Entry] = [
             ListedObject(
                 _name(_text(item, "Key"), encoded),
-                int(_text(item, "Size")),
+                _size(_text(item, "Size")),
                 as_etag(item.findtext("{*}ETag")),
             )
             for item in root.iterfind("{*}Contents")
@@ -247,6 +247,12 @@ def _text(item: ET.Element, name: str) -> str:
     if text is None:
         raise ValueError(name)
     return text
+
+
+def _size(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("Size")
+    return int(text)
 
 
 def _name(text: str, encoded: bool) -> bytes:
