@@ -177,7 +177,13 @@ def _cold_pair(options: Options, root: Path, rate: int, spent: list[float]) -> t
         def ours() -> float:
             name = f"cold-{rate}-{next(passes)}"
             with (
-                _daemon(options, name, server.url, f"--memory={options.size * 2}") as daemon,
+                _daemon(
+                    options,
+                    name,
+                    server.url,
+                    f"--memory={options.size * 2}",
+                    f"--origin-threads={COLD_REQUESTS}",
+                ) as daemon,
                 racer.Client(socket=daemon.socket("local")) as client,
                 client.landing(options.size) as landing,
             ):

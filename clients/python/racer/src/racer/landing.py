@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import NamedTuple
 
+from racer import messages
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint, is_refusal
 from racer.errors import Closed, RacerError
@@ -84,7 +85,7 @@ class Landing:
         """Reads `[offset, offset + length)` of the object to `[at, …)` of the landing.
 
         Returns how many bytes came (fewer only at the object's end), of which version, and from
-        which rungs. Without `etag`, a read of several parts takes the version of its first one.
+        which rungs. Without `etag`, a read of several pages takes the version that is current.
         Raises what the daemon says; RangeNotSatisfiable where `offset` is at or past the end.
         """
         if offset < 0 or length <= 0 or at < 0 or at + length > self.nbytes:
@@ -96,14 +97,15 @@ class Landing:
         seconds = self._seconds if timeout is None else timeout
         page_bytes = endpoint.info(Deadline.after(seconds)).page_bytes
         job = _Job(endpoint, parsed, offset, at, seconds)
-        first = next(cut(offset, offset + length, PART_BYTES, page_bytes))
-        total = self._run(job, [first], etag)
-        position, stop = offset + total.bytes, min(offset + length, total.size)
-        if position < stop:
-            # Version and end are known now: a part that starts behind the end would be refused.
-            rest = list(cut(position, stop, PART_BYTES, page_bytes))
-            total = merge(total, self._run(job, rest, total.etag))
-        return total
+        if offset // page_bytes == (offset + length - 1) // page_bytes:
+            return self._run(job, [Part(offset, offset + length)], etag)
+        # Version and end come first, for next to nothing: all parts can then be in flight at once.
+        answer = endpoint.call(
+            messages.stat_request(parsed, etag), Deadline.after(seconds), about=str(parsed)
+        )
+        stat = messages.read_stat(parsed, answer.head)
+        stop = min(offset + length, max(stat.size, offset + 1))  # The daemon refuses a start there.
+        return self._run(job, list(cut(offset, stop, PART_BYTES, page_bytes)), stat.etag)
 
     def _run(self, job: _Job, parts: list[Part], etag: str | None) -> HostRead:
         endpoint = job.endpoint

@@ -23,11 +23,11 @@ from racer.retry import Retries
 from racer.target import Target
 from racer.urls import RacerUrl
 
-IN_FLIGHT = 4
+IN_FLIGHT = 8
 PART_BYTES = 32 << 20
 # Parts that are copied out of the ring are smaller: copying one overlaps with reading the next.
 RING_PART_BYTES = 8 << 20
-RING_SLOTS = IN_FLIGHT
+RING_SLOTS = 4
 
 
 class Part(NamedTuple):
