@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
+from racerd.runtime.threads import settled
+
 T = TypeVar("T")
 
 _SLICE = 512
@@ -30,15 +32,19 @@ async def for_each_in_window(
     if width == 1:
         await worker()
         return
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(worker()) for _ in range(width)]
+    failed: set[asyncio.Task[None]] = set()
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(width):
-                group.create_task(worker())
-    except BaseExceptionGroup as failures:
-        first = failures.exceptions[0]
-    else:
-        return
-    raise first
+        # Not a TaskGroup: it would swallow a cancel that comes together with a failure.
+        failed, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await settled(task)
+    for task in failed:
+        await task
 
 
 async def in_slices(items: Sequence[T]) -> AsyncIterator[T]:

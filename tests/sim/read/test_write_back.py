@@ -103,6 +103,29 @@ def test_a_page_waits_for_room_while_the_disk_makes_progress(tmp_path: Path) -> 
     run(tmp_path, body, dirty_bytes=PAGE, write_seconds=30.0, progress_seconds=30.0)
 
 
+def test_a_cold_read_does_not_outrun_the_disk(tmp_path: Path) -> None:
+    """R32, F15: while pages wait for room the read waits too, instead of fetching what would be
+    dropped; as soon as the disk goes on, so does the read."""
+
+    async def body(rig: ReadRig, store: ScriptedStore) -> None:
+        gate = Gate(store)
+        task = asyncio.ensure_future(rig.read(rig.version()))
+        await gate.arrived()
+        waiting = rig.services.write_back._waiting
+        while not any(amount == 0 for amount, _ in waiting):  # noqa: ASYNC110  it has no event
+            await asyncio.sleep(0.001)  # Until the reader stands in the queue, behind its pages.
+        assert sum(rig.origin.fetches.values()) < PAGES / 2
+        gate.open()
+        assert (await task)[0] == DATA
+        await rig.stored()
+        assert len(store.pages) == PAGES
+
+    run(
+        tmp_path, body, dirty_bytes=PAGE, write_seconds=30.0, progress_seconds=30.0,
+        request_pages=1,
+    )  # fmt: skip
+
+
 def test_a_failing_write_is_counted_and_forgotten(tmp_path: Path) -> None:
     """R23: the disk refuses: the page was served and is in memory; no charge and no lease stay."""
 
