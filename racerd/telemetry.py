@@ -120,6 +120,11 @@ class Metrics:
             "racer_store_buffered", "1 where O_DIRECT is refused and the page cache is used.",
             "disk",
         )  # fmt: skip
+        self.store_bounced_bytes = self._gauge(
+            "racer_store_bounced_bytes",
+            "Bytes copied because their memory was not aligned for O_DIRECT; should be 0.",
+            "disk",
+        )  # fmt: skip
         self.store_recovery_pages = self._gauge(
             "racer_store_recovery_pages", "Pages found by recovery so far, by source.",
             "disk", "source",

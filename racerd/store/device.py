@@ -107,10 +107,14 @@ class Space:
 
 
 class BlockDevice(Protocol):
-    """A medium. Every method raises `DiskError` and nothing else for a failing medium."""
+    """A medium. Every method raises `DiskError` and nothing else for a failing medium.
+
+    `bounced_bytes` counts what was copied because its memory did not suit O_DIRECT.
+    """
 
     path: Path
     direct: bool
+    bounced_bytes: int
 
     @property
     def size_bytes(self) -> int:

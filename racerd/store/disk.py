@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from racerd.errors import IntegrityError
 from racerd.ids import ObjectId, ObjectVersion, PageId
@@ -41,6 +42,21 @@ from racerd.store.writer import SlabWriter
 from racerd.telemetry import Metrics
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReport:
+    """A disk as shown to people. `reason` says why it is not normal; sizes are bytes."""
+
+    path: str
+    state: str
+    reason: str
+    direct: bool
+    pages: int
+    live_bytes: int
+    capacity_bytes: int
+    index_bytes: int
+    recovery: Progress
 
 
 class Disk:
@@ -143,6 +159,8 @@ class Disk:
         self._live = live
         self._metrics.store_capacity_bytes.labels(self.label).set(live.engine.capacity_bytes)
         self._metrics.store_buffered.labels(self.label).set(not device.direct)
+        bounced = self._metrics.store_bounced_bytes.labels(self.label)
+        bounced.set_function(partial(getattr, device, "bounced_bytes"))
         if not device.direct:
             log.warning(
                 "%s: the file system refuses O_DIRECT, so the page cache is used: slower, and it"
@@ -214,6 +232,20 @@ class Disk:
         )  # fmt: skip
 
     # What others see
+
+    def report(self) -> DiskReport:
+        live = self._live
+        return DiskReport(
+            self.label,
+            self.watch.state.value,
+            self.watch.reason,
+            live is not None and live.slab.device.direct,
+            self.page_count,
+            self.live_bytes,
+            self.capacity_bytes,
+            self.index_bytes,
+            self.progress,
+        )
 
     @property
     def opened(self) -> bool:

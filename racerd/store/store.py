@@ -24,7 +24,7 @@ from racerd.pages import PageGeometry, Seal, SealedPage
 from racerd.store.admission import Admission, EverythingAtFirstSight
 from racerd.store.columns import U64, mixed
 from racerd.store.device import BlockDevice, open_file_device
-from racerd.store.disk import Disk
+from racerd.store.disk import Disk, DiskReport
 from racerd.store.housekeeper import Housekeeper, Keeper, Work
 from racerd.store.index import halves
 from racerd.store.notes import Notes, Selector
@@ -254,6 +254,10 @@ class Store:
     def index_bytes(self) -> int:
         """Memory that the indexes take."""
         return sum(disk.index_bytes for disk in self.disks)
+
+    def reports(self) -> list[DiskReport]:
+        """The state of every disk, for /readyz and for people."""
+        return [disk.report() for disk in self.disks]
 
     def checkpoint(self) -> None:
         """Writes a checkpoint of every disk; one that fails is told in the log."""

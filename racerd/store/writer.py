@@ -8,6 +8,7 @@ itself is written with no lock held.
 from __future__ import annotations
 
 import threading
+import time
 
 from racerd.errors import IntegrityError
 from racerd.ids import PageId
@@ -24,6 +25,7 @@ from racerd.store.watch import DiskWatch
 from racerd.telemetry import Metrics
 
 FULL_PAUSE_SECONDS = 10.0
+_TURN_SECONDS = 0.1
 
 
 class SlabWriter:
@@ -63,13 +65,21 @@ class SlabWriter:
         return result
 
     def _write_once(self, sealed: SealedPage) -> str:
-        if not self._space.acquire(timeout=self._settings.wait_seconds_max):
+        if not self._take_space_lock():
             return "busy"
         try:
             space = self._reserve(sealed.page, sealed.seal.length)
         finally:
             self._space.release()
         return space if isinstance(space, str) else self._write_record(space, sealed)
+
+    def _take_space_lock(self) -> bool:
+        """Waits its turn for a bounded time, and not at all for a disk that is in trouble."""
+        deadline = time.monotonic() + self._settings.wait_seconds_max
+        while not self._space.acquire(timeout=_TURN_SECONDS):
+            if not self._watch.writable or time.monotonic() > deadline:
+                return False
+        return True
 
     def _reserve(self, page: PageId, length: int) -> Reservation | str:
         """Does what the engine asks for until it has a place. Returns the reason if it has none."""
@@ -152,7 +162,7 @@ class SlabWriter:
 
     def _evict_for_space(self) -> bool:
         """The medium is full though the slab is not: give up a segment and try once more."""
-        if not self._space.acquire(timeout=self._settings.wait_seconds_max):
+        if not self._take_space_lock():
             return False
         try:
             return self._evict()

@@ -75,9 +75,9 @@ class Medium:
         self.unflushed.clear()
         self.flushed_writes = self.writes
 
-    def lose_power(self) -> None:
+    def lose_power(self, *, everything: bool = False) -> None:
         """Of the writes since the last flush any may be there, missing, or there in part."""
-        for offset, data in self.unflushed:
+        for offset, data in [] if everything else self.unflushed:
             for start in self._surviving_sectors(len(data)):
                 at = offset + start
                 self.durable[at : at + SECTOR] = data[start : start + SECTOR]
@@ -112,6 +112,7 @@ class FaultyDevice:
     """A `BlockDevice` over a medium, with faults. `sleep` gets the latency of each operation."""
 
     direct = True
+    bounced_bytes = 0
 
     def __init__(
         self, medium: Medium, faults: Faults | None = None, *, path: Path = Path("/faulty/slab"),

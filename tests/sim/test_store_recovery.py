@@ -14,6 +14,7 @@ from racerd.pages import PageGeometry
 from racerd.store import Store
 from racerd.store.buffers import aligned_buffer
 from racerd.store.device import BlockDevice
+from racerd.store.engine import Reservation
 from racerd.store.geometry import BLOCK_BYTES, NOTES_OFFSETS, SUPERBLOCK_OFFSETS
 from racerd.store.notes import Selector
 from racerd.store.superblock import SUPERBLOCK_MAGIC
@@ -216,6 +217,68 @@ def test_an_evicted_object_stays_away_whatever_is_lost(rig: Rig) -> None:
     wipe_checkpoints(rig, store)
     store = rig.start()
     assert rig.found(store) == PAGES[:-1]
+
+
+def test_an_eviction_is_durable_when_it_returns(rig: Rig) -> None:
+    """F29: even if the disk loses everything that was not flushed."""
+    store = rig.filled()
+    store.checkpoint()
+    store.evict_object(SMALL.object_id)
+    rig.medium.lose_power(everything=True)
+    wipe_checkpoints(rig, store)
+    assert rig.found(rig.start()) == PAGES[:-1]
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_slab_that_was_filled_many_times_over_has_no_ghosts(checkpoint: bool) -> None:
+    """F29, F38: neither an old checkpoint nor records of earlier lives are taken for pages."""
+    rig = Rig(2 * MIB)
+    store = rig.start()
+    chance = random.Random(5)
+    pages = [PageId(version(b"%d" % n, size=chance.randrange(1, 64 * KIB)), 0) for n in range(400)]
+    for number, page in enumerate(pages):
+        assert store.write(sealed(page))
+        if checkpoint and number == 150:
+            store.checkpoint()
+    kept = [page for page in pages if store.contains(page)]
+    if not checkpoint:
+        wipe_checkpoints(rig, store)
+    store = rig.start()
+    assert store.disks[0].page_count == len(kept)
+    assert rig.found(store, pages) == kept
+    assert counted(rig.metrics, "racer_corrupt_pages_total") == 0
+
+
+def test_an_emptied_segment_is_dead_before_it_is_filled_again() -> None:
+    """F29: a page evicted by capacity, kept anew, then dropped, does not return as its old copy."""
+    rig = Rig(2 * MIB)
+    store = rig.start()
+    pages = [PageId(version(b"%d" % number), 0) for number in range(100)]
+    number = 0
+    while counted(rig.metrics, "racer_store_evicted_pages_total") == 0:
+        assert store.write(sealed(pages[number]))
+        number += 1
+    old = next(page for page in pages[:number] if not store.contains(page))
+    assert store.write(sealed(old))
+    assert store.evict_object(old.version.object_id)[0] == 1
+    wipe_checkpoints(rig, store)
+    assert not read_back(rig.start(), old)
+
+
+def test_a_whole_record_of_another_page_in_the_very_place_is_a_miss(rig: Rig) -> None:
+    """R22, F30: header, place and checksums are right, the identity is not."""
+    store = rig.filled(PAGES[:2])
+    live = store.disks[0]._live
+    found = live.engine.start_read(PAGES[0])
+    live.engine.end_read(found)
+    other = sealed(PAGES[5])
+    space = Reservation(
+        other.page, found.segment, found.offset, found.generation, 1, found.length,
+        found.record_bytes,
+    )  # fmt: skip
+    live.io.write(space, other)
+    assert rig.found(store, PAGES[:2]) == PAGES[1:2]
+    assert counted(rig.metrics, "racer_corrupt_pages_total", reason="identity") == 1
 
 
 def test_old_copies_do_not_come_back_when_the_latest_is_dropped() -> None:
