@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 import urllib.request
@@ -49,13 +51,22 @@ class Address:
     @property
     def text(self) -> str:
         """For messages: `https://host:port`, the default port left out."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        default = {"http": 80, "https": 443}[self.scheme]
-        return f"{self.scheme}://{host}" + ("" if self.port == default else f":{self.port}")
+        return f"{self.scheme}://{self.host_field}"
 
     @property
     def host_field(self) -> str:
-        return self.text.partition("//")[2]
+        """What the Host field says: the default port is left out."""
+        default = {"http": 80, "https": 443}[self.scheme]
+        return self._host if self.port == default else self.authority
+
+    @property
+    def authority(self) -> str:
+        """`host:port`, always with the port."""
+        return f"{self._host}:{self.port}"
+
+    @property
+    def _host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,7 @@ class Response:
         self._raw = raw
         self._connection = connection
         self._call = call
+        self._buffer_is_empty = False
         self.status = raw.status
 
     def field(self, name: str) -> str | None:
@@ -122,7 +134,6 @@ class Response:
         Raises Transient `idle`, `reset` or `short_body`, and what `Call.check` raises.
         """
         self._call.check()
-        self._connection.set_timeout(self._call)
         with self._connection.failures(self._call):
             count = self._receive(buffer)
         if count == 0 and self._raw.length:
@@ -132,17 +143,23 @@ class Response:
         return count
 
     def _receive(self, buffer: memoryview) -> int:
-        raw = self._raw
+        raw, connection = self._raw, self._connection
         if raw.chunked or raw.length is None:
+            connection.set_timeout(self._call)
             data = raw.read1(len(buffer))
             buffer[: len(data)] = data
             return len(data)
         wanted = min(len(buffer), raw.length)
         if wanted == 0:
             return 0
-        # One system call at most, straight into the caller's memory once the head's buffer is
-        # empty; HTTPResponse.readinto would loop until `buffer` is full and hide the pace.
-        count: int = raw.fp.readinto1(buffer[:wanted])
+        if self._buffer_is_empty and connection.is_plain:
+            count = connection.receive_whole(buffer[:wanted], self._call)
+        else:
+            # What came behind the head first; then at most one system call, straight into the
+            # caller's memory. HTTPResponse.readinto would loop until it is full and hide the pace.
+            connection.set_timeout(self._call)
+            count = raw.fp.readinto1(buffer[:wanted])
+            self._buffer_is_empty = wanted > io.DEFAULT_BUFFER_SIZE
         raw.length -= count
         return count
 
@@ -177,6 +194,8 @@ class _Connection:
     def __init__(self, address: Address, client: HttpClient, call: Call) -> None:
         self.address = address
         self.idle_since = 0.0
+        self._timeout_seconds: float | None = None  # None: blocking, the kernel keeps the time.
+        self._kernel_seconds: float | None = None
         self._client = client
         self._http = http.client.HTTPConnection(address.host, address.port)
         self._socket = self._connect(call)
@@ -255,7 +274,7 @@ class _Connection:
 
     def _open_tunnel(self, sock: socket.socket, proxy: Address, call: Call) -> None:
         sock.settimeout(self._seconds(call, self._client.connect_timeout_seconds))
-        host = f"{self.address.host_field.partition(':')[0]}:{self.address.port}"
+        host = self.address.authority
         try:
             sock.sendall(f"CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("ascii"))
             answer = http.client.HTTPResponse(sock, method="CONNECT")
@@ -278,7 +297,36 @@ class _Connection:
 
     def set_timeout(self, call: Call) -> None:
         """The next socket operation ends by the idle time-out or the deadline, what is first."""
-        self._socket.settimeout(self._seconds(call, self._client.idle_timeout_seconds))
+        seconds = self._seconds(call, self._client.idle_timeout_seconds)
+        if seconds != self._timeout_seconds:  # Setting it is a system call, for each chunk.
+            self._socket.settimeout(seconds)
+            self._timeout_seconds = seconds
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the socket carries bytes as they are, without TLS."""
+        return self.address.scheme == "http"
+
+    def receive_whole(self, buffer: memoryview, call: Call) -> int:
+        """Fills `buffer` in one system call, unless the stream or the time-out ends before.
+
+        Few large calls: after each one a thread has to get the interpreter lock again. The socket
+        is in blocking mode meanwhile, and the kernel keeps the time: MSG_WAITALL needs that.
+        Plain sockets only.
+        """
+        seconds = self._seconds(call, self._client.idle_timeout_seconds)
+        if self._timeout_seconds is not None:
+            self._socket.settimeout(None)
+            self._timeout_seconds = None
+        if seconds != self._kernel_seconds:
+            whole, fraction = divmod(seconds, 1.0)
+            timeval = struct.pack("ll", int(whole), int(fraction * 1_000_000) or 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            self._kernel_seconds = seconds
+        try:
+            return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            raise TimeoutError from None
 
     def send(self, request: Request, call: Call) -> Response:
         """Sends a request without body and reads the response's head."""

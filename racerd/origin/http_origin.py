@@ -32,7 +32,7 @@ from racerd.origin.retries import Retries
 from racerd.runtime.deadline import Deadline
 from racerd.units import MIB
 
-_RECEIVE_BYTES = MIB
+_RECEIVE_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
