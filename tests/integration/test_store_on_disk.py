@@ -17,7 +17,7 @@ import pytest
 
 from racerd.ids import PageId
 from racerd.store import Store, StoreSettings
-from racerd.store.device import DiskError
+from racerd.store.device import DiskError, open_file_device
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
 from tests.support.store_pages import GEOMETRY, counted, read_back, sealed, settings, version
@@ -33,6 +33,23 @@ def slab() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="racer-test-", dir="/var/tmp"))
     yield folder / "slab"
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def block_device(slab: Path) -> Iterator[Path]:
+    """A block device of 32 MiB, where the machine lets us make one."""
+    backing = slab.with_name("backing")
+    with backing.open("wb") as file:
+        file.truncate(32 * MIB)
+    losetup = shutil.which("losetup")
+    if losetup is None:
+        pytest.skip("there is no losetup on this machine")
+    made = subprocess.run([losetup, "-f", "--show", backing], capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(f"no loop device can be made here: {made.stderr.strip()}")
+    path = Path(made.stdout.strip())
+    yield path
+    subprocess.run([losetup, "-d", path], check=True)
 
 
 def recovered(store: Store) -> Store:
@@ -54,6 +71,29 @@ def test_a_restart_on_a_real_disk(slab: Path) -> None:
         assert [page for page in PAGES if read_back(recovered(store), page)] == PAGES
         device = store.disks[0]._live.slab.device
         assert device.bounced_bytes == 0
+
+
+def test_a_slab_on_a_block_device(block_device: Path) -> None:
+    """R21, F31: its own size and alignment; nothing is allocated, nothing has a floor."""
+    metrics = Metrics()
+    for round_ in range(2):
+        chosen = settings(block_device, capacity=None, free_floor_ratio=0.5)
+        with Store(chosen, GEOMETRY, metrics) as store:
+            recovered(store)
+            device = store.disks[0]._live.slab.device
+            assert device.is_block and device.direct and device.alignment in (512, 4096)
+            assert store.disks[0].capacity_bytes == 32 * MIB
+            if round_ == 0:
+                for page in PAGES:
+                    assert store.write(sealed(page))
+            assert [page for page in PAGES if read_back(store, page)] == PAGES
+            with pytest.raises(DiskError):
+                open_file_device(block_device)
+    with Store(settings(block_device, capacity=8 * MIB), GEOMETRY, metrics) as store:
+        recovered(store)
+        for index in range(300):
+            assert store.write(sealed(PageId(version(b"flood"), index)))
+        assert store.disks[0].live_bytes <= 8 * MIB
 
 
 def test_the_slab_never_outgrows_its_capacity_on_disk(slab: Path) -> None:
