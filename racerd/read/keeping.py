@@ -1,8 +1,8 @@
 """Keeping: a page of plaintext that landed is sealed, put into memory and sent to its disk.
 
 Layer: read; loop thread, sealing on the `open` threads. It starts when the readers have been handed
-their shares, so that bytes reach clients first. Where the arena has no slots, because every page
-in it is in use, the page is served and not kept, which is counted.
+their shares, so that bytes reach clients first. Where the arena has no slots and none come free,
+because every page in it stays in use, the page is served and not kept, which is counted.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Keeper:
         self._flights = flights
         self._threads = threads
         self._keyring = keyring
+        self._settings = settings
         self._run_frames = max(1, settings.run_bytes // memory.geometry.frame_bytes)
         self._fallbacks = metrics.fallbacks
         self._seconds = metrics.stage_seconds.labels("seal")
@@ -68,7 +69,7 @@ class Keeper:
     async def _sealed(self, flight: Flight, plain: PlainShare) -> PageLease | None:
         if flight.unwanted:
             return None
-        slots = self._slots(flight, len(plain.view))
+        slots = await self._slots(flight, len(plain.view))
         if slots is None:
             self._fallbacks.labels("memory", "no_frames").inc()
             return None
@@ -86,8 +87,20 @@ class Keeper:
         lease.touch(0, flight.wide_to)
         return lease
 
-    def _slots(self, flight: Flight, length: int) -> FrameSlots | None:
-        return self._memory.try_reserve(0, self._memory.geometry.frame_count(length), length)
+    async def _slots(self, flight: Flight, length: int) -> FrameSlots | None:
+        """Waits for slots as long as some come free: readers and disks are done with theirs soon.
+
+        The plaintext waits too, and its budget holds up the pages behind it.
+        """
+        settings = self._settings
+        return await self._memory.reserve(
+            0,
+            self._memory.geometry.frame_count(length),
+            length,
+            patience_seconds=settings.fetch_seconds
+            if flight.patient
+            else settings.progress_seconds,
+        )
 
     def _seal(self, flight: Flight, plain: PlainShare, slots: FrameSlots) -> Job[Seal]:
         """Hands the frames to the threads; as in `Delivery`, only the job has views of them."""

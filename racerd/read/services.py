@@ -67,7 +67,9 @@ class ReadServices:
         self.holds = Holds(self.admission.plaintext)
         self.memory = MemoryTier(arena, geometry, waiters_max=settings.waiters_max)
         self.flights = FlightTable(metrics, flights_max=settings.waiters_max)
-        self.write_back = WriteBack(store, threads.disk, settings, metrics)
+        # Half of the arena at most: pages that wait for a disk must leave room to read others.
+        dirty = min(settings.dirty_bytes, arena.slot_count * arena.frame_bytes // 2)
+        self.write_back = WriteBack(store, threads.disk, dirty, settings, metrics)
         self.keeper = Keeper(
             self.memory, self.write_back, self.flights, threads.open, keyring, settings, metrics
         )

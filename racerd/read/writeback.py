@@ -30,8 +30,14 @@ class WriteBack:
     """The write queue of the node."""
 
     def __init__(
-        self, store: Store, threads: WorkerThreads, settings: ReadSettings, metrics: Metrics
+        self,
+        store: Store,
+        threads: WorkerThreads,
+        limit: int,
+        settings: ReadSettings,
+        metrics: Metrics,
     ) -> None:
+        """`limit`: dirty bytes; a single page may always wait, whatever the limit is."""
         self._store = store
         self._threads = threads
         self._settings = settings
@@ -39,7 +45,7 @@ class WriteBack:
         self._writing: dict[PageId, asyncio.Future[bool]] = {}
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._progress_at = time.monotonic()
-        self.limit = settings.dirty_bytes
+        self.limit = limit
         self.used = 0
         metrics.budget_limit.labels("dirty").set(self.limit)
         metrics.budget_used.labels("dirty").set_function(lambda: self.used)
@@ -56,7 +62,7 @@ class WriteBack:
             return None
         amount = page.seal.length
         seconds = self._settings.fetch_seconds if patient else self._settings.write_seconds
-        if amount > self.limit or not await self._room(amount, Deadline.after(seconds)):
+        if not await self._room(amount, Deadline.after(seconds)):
             self._metrics.fallbacks.labels("write", "queue_full").inc()
             return None
         if not page.kept:  # Evicted while it waited.
@@ -87,7 +93,7 @@ class WriteBack:
 
     async def _room(self, amount: int, deadline: Deadline) -> bool:
         """Takes `amount` of the budget in turn; False if it did not come free in time."""
-        if not self._waiting and self.used + amount <= self.limit:
+        if not self._waiting and self._fits(amount):
             self.used += amount
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,6 +117,9 @@ class WriteBack:
                 self._withdraw(entry)
             raise
 
+    def _fits(self, amount: int) -> bool:
+        return self.used == 0 or self.used + amount <= self.limit
+
     def _withdraw(self, entry: tuple[int, asyncio.Future[None]]) -> None:
         self._waiting.remove(entry)
         self._grant()
@@ -120,7 +129,7 @@ class WriteBack:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self.used + self._waiting[0][0] <= self.limit:
+        while self._waiting and self._fits(self._waiting[0][0]):
             amount, turn = self._waiting.popleft()
             self.used += amount
             turn.set_result(None)

@@ -46,6 +46,23 @@ def test_a_restart_needs_no_origin(tmp_path: Path) -> None:
     run(tmp_path, second)
 
 
+def test_a_memory_smaller_than_the_window_loses_no_page(tmp_path: Path) -> None:
+    """R32: eight pages are fetched at a time, memory has slots for two: every page reaches the
+    disk, because pages wait for slots as long as some come free; nothing is fetched again."""
+
+    async def body(rig: ReadRig) -> None:
+        data = content(20 * PAGE)
+        rig.origin.put(b"big", data)
+        version = rig.version(b"big")
+        report = await rig.reader.prefetch(version, 0, len(data), rig.context())
+        assert report.rungs == {"origin": len(data)}
+        got, rungs = await rig.read(version)
+        assert got == data and "origin" not in rungs
+        assert sum(rig.origin.fetches.values()) == 20
+
+    run(tmp_path, body, pages_in_memory=2)
+
+
 def test_without_a_disk_memory_serves(tmp_path: Path) -> None:
     """R23: no disk is a smaller cache, not an error."""
 

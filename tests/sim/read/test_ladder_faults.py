@@ -259,11 +259,12 @@ def test_a_page_that_cannot_be_kept_is_served(tmp_path: Path) -> None:
         slots = rig.services.memory.try_reserve(0, rig.arena.free_slots, PAGE)
         assert slots is not None
         assert await rig.read(rig.version()) == (DATA, {"origin": len(DATA)})
+        await rig.flights_over()
         rig.services.memory.return_slots(slots)
         assert rig.metric("racer_fallbacks_total", step="memory", reason="no_frames") == 3
         assert len(rig.services.memory) == 0
 
-    run(tmp_path, body)
+    run(tmp_path, body, settings=small_settings(progress_seconds=0.02))
 
 
 def test_a_removed_key_is_a_miss(tmp_path: Path) -> None:

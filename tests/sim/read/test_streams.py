@@ -140,7 +140,7 @@ def test_a_page_that_is_not_kept_is_fetched_once(tmp_path: Path) -> None:
         assert set(rig.origin.fetches.values()) == {1}
         rig.services.memory.return_slots(slots)
 
-    run(tmp_path, body, pages_in_memory=1)
+    run(tmp_path, body, pages_in_memory=1, progress_seconds=0.001)
 
 
 def test_streams_that_keep_nothing_do_not_block_each_other(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_streams_that_keep_nothing_do_not_block_each_other(tmp_path: Path) -> No
             assert got == DATA[number:]
         rig.services.memory.return_slots(slots)
 
-    run(tmp_path, body, pages_in_memory=1, plaintext_bytes=int(2.7 * PAGE))
+    run(tmp_path, body, pages_in_memory=1, plaintext_bytes=int(2.7 * PAGE), progress_seconds=0.001)
 
 
 def test_streams_share_scarce_scratch(tmp_path: Path) -> None:
