@@ -19,7 +19,8 @@ from racerd.pages import ALIGNMENT_BYTES, TAG_BYTES
 from racerd.runtime.populate import PopulateAhead
 from racerd.units import MIB, round_up
 
-_AHEAD_BYTES = 512 * MIB
+_FIRST_BYTES = 512 * MIB  # Touched at the start.
+_AHEAD_BYTES = 64 * MIB  # Touched before they are used, from then on.
 
 
 class FrameArena:
@@ -54,7 +55,9 @@ class FrameArena:
         self._view = memoryview(self._map)
         # Low slots first: memory that was touched once is reused before fresh memory is.
         self._free = list(range(self.slot_count - 1, -1, -1))
-        self._ahead = PopulateAhead(self._map, ahead_bytes=_AHEAD_BYTES, name="arena").__enter__()
+        self._ahead = PopulateAhead(
+            self._map, ahead_bytes=_AHEAD_BYTES, first_bytes=_FIRST_BYTES, name="arena"
+        ).__enter__()
         return self
 
     def __exit__(

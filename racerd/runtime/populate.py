@@ -40,20 +40,25 @@ def populate(mapping: mmap.mmap, start: int, stop: int) -> int:
 class PopulateAhead:
     """Keeps a mapping touched from its start to `ahead_bytes` past what `need` last said.
 
+    `first_bytes` are touched in any case, from the beginning: a process that has just started has
+    nothing better to do, whereas one that is busy pays for what it touches ahead.
     A context manager; leaving it waits for the step that runs. Stops for good at the first
     refusal of the kernel.
     """
 
-    def __init__(self, mapping: mmap.mmap, *, ahead_bytes: int, name: str) -> None:
+    def __init__(
+        self, mapping: mmap.mmap, *, ahead_bytes: int, name: str, first_bytes: int = 0
+    ) -> None:
         self._mapping = mapping
         self._ahead_bytes = ahead_bytes
-        self._wanted = 0
+        self._wanted = min(first_bytes, len(mapping))
         self._changed = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def __enter__(self) -> PopulateAhead:
         self.need(0)
+        self._changed.set()
         self._thread.start()
         return self
 
