@@ -557,6 +557,16 @@ def test_versions_are_found_in_what_is_stored(rig: Rig) -> None:
     assert store.find_version(version(b"none").object_id, '"1"') is None
 
 
+def test_an_object_smaller_than_a_page_is_just_its_bytes(rig: Rig) -> None:
+    """F6: a page has the length that the object's size gives it, and takes what it needs."""
+    page = PageId(SMALL, 0)
+    store = rig.filled([page])
+    assert store.disks[0].live_bytes == 2 * BLOCK_BYTES
+    assert len(store.read(page, 0, [frame := aligned_buffer(100 + 16)]).tags) == 16
+    assert frame == sealed(page).frames[0]
+    assert not store.contains(PageId(SMALL, 1))
+
+
 def test_the_probe_block_is_all_that_an_idle_start_writes(rig: Rig) -> None:
     rig.filled().close()
     before = bytes(rig.medium.now)
