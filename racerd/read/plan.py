@@ -64,19 +64,22 @@ def plan_pages(size: int, start: int, stop: int, geometry: PageGeometry) -> Iter
     if not 0 <= start <= stop <= size:
         raise ValueError(f"bytes {start} to {stop} are not in an object of {size}")
     page_bytes = geometry.page_bytes
-    position = start
-    while position < stop:
-        index = position // page_bytes
-        page_start = index * page_bytes
-        end = min(page_start + page_bytes, stop)
-        yield PagePart(
-            index=index,
-            page_length=geometry.page_length(size, index),
-            start=position - page_start,
-            stop=end - page_start,
-            offset=position - start,
-        )
-        position = end
+    for index in range(start // page_bytes, -(-stop // page_bytes) if start < stop else 0):
+        yield part_of_page(size, start, stop, index, geometry)
+
+
+def part_of_page(size: int, start: int, stop: int, index: int, geometry: PageGeometry) -> PagePart:
+    """The part of page `index` in bytes [start, stop) of an object of `size`; they must meet."""
+    page_start = index * geometry.page_bytes
+    begin = max(start, page_start)
+    end = min(stop, page_start + geometry.page_bytes)
+    return PagePart(
+        index=index,
+        page_length=geometry.page_length(size, index),
+        start=begin - page_start,
+        stop=end - page_start,
+        offset=begin - start,
+    )
 
 
 def part_count(start: int, stop: int, geometry: PageGeometry) -> int:

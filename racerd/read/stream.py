@@ -21,7 +21,7 @@ from racerd.ids import ObjectVersion, PageId
 from racerd.read.flight import FlightKey
 from racerd.read.holds import PlainHold
 from racerd.read.page_reader import PageReader, ReadReport, RequestContext
-from racerd.read.plan import PagePart, plan_pages
+from racerd.read.plan import PagePart, part_of_page, plan_pages
 from racerd.read.services import ReadServices
 from racerd.read.sources import PlainShare
 from racerd.runtime.budget import Charge
@@ -86,6 +86,8 @@ class PageStream:
         self._held: dict[int, PlainHold] = {}
         self._fetching: dict[int, asyncio.Task[None]] = {}
         self._fetched_to = -1
+        self._range = (0, 0)
+        self._planned = False  # Whether every chunk was started.
         self.report = ReadReport()
 
     async def chunks(self, start: int, stop: int) -> AsyncGenerator[memoryview, None]:
@@ -94,12 +96,17 @@ class PageStream:
         Raises what reading a page raises; what was yielded before is good. Closing or cancelling
         returns when nothing of the stream runs or is charged any more.
         """
-        parts = list(plan_pages(self._version.size, start, stop, self._services.geometry))
-        steps = deque(_steps(iter(parts), self._chunk_bytes))
+        if start == stop:
+            return
+        self._range = (start, stop)
+        parts = plan_pages(self._version.size, start, stop, self._services.geometry)
+        steps = _steps(parts, self._chunk_bytes)
         chunk_bytes = min(self._chunk_bytes, stop - start)
         try:
-            while steps or self._ahead:
-                await self._look_ahead(steps, parts, chunk_bytes)
+            while True:
+                await self._look_ahead(steps, chunk_bytes)
+                if not self._ahead:
+                    return
                 chunk = self._ahead.popleft()
                 try:
                     await chunk.task
@@ -109,18 +116,20 @@ class PageStream:
         finally:
             await self._end()
 
-    async def _look_ahead(
-        self, steps: deque[_Step], parts: list[PagePart], chunk_bytes: int
-    ) -> None:
+    async def _look_ahead(self, steps: Iterator[_Step], chunk_bytes: int) -> None:
         """Starts chunks while there is scratch for them; waits for scratch only without any."""
-        while steps and len(self._ahead) < self._settings.stream_chunks:
+        while len(self._ahead) < self._settings.stream_chunks and not self._planned:
             scratch = self._free.pop() if self._free else self._try_scratch(chunk_bytes)
             if scratch is None:
                 if self._ahead:
                     return
                 scratch = await self._scratch(chunk_bytes)
-            step = steps.popleft()
-            self._fetch_ahead(step.part, parts)
+            step = next(steps, None)
+            if step is None:
+                self._planned = True
+                self._free.append(scratch)
+                return
+            self._fetch_ahead(step.part)
             task = asyncio.get_running_loop().create_task(self._read(step, scratch.view))
             self._ahead.append(_Chunk(scratch, step.chunk.length, task))
 
@@ -178,17 +187,18 @@ class PageStream:
 
     # --- pages ahead, and plaintext that is not kept -----------------------------------------
 
-    def _fetch_ahead(self, part: PagePart, parts: list[PagePart]) -> None:
+    def _fetch_ahead(self, part: PagePart) -> None:
         """Starts to acquire the next pages, unless a part of one on a disk is all that is read."""
-        first = parts[0].index
+        (start, stop), geometry = self._range, self._services.geometry
+        last = (stop - 1) // geometry.page_bytes
         for index in range(part.index + 1, part.index + 1 + self._settings.stream_pages_ahead):
-            if index <= self._fetched_to or index - first >= len(parts):
+            if index <= self._fetched_to or index > last:
                 continue
             self._fetched_to = index
             page = PageId(self._version, index)
             if self._services.memory.contains(page):
                 continue
-            wanted = parts[index - first]
+            wanted = part_of_page(self._version.size, start, stop, index, geometry)
             if wanted.whole or not self._services.store.contains(page):
                 self._fetching[index] = asyncio.get_running_loop().create_task(
                     self._fetch(page, wanted)

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from racerd.errors import RacerError
-from racerd.ids import PageId
+from racerd.ids import ObjectVersion, PageId
 from tests.support.read_rig import FRAME, PAGE, ReadRig, content, small_settings
 from tests.support.scripted_origin import version_changed
 from tests.support.scripted_store import ScriptedStore
@@ -212,3 +212,21 @@ def test_a_rotten_page_in_a_stream_is_fetched_again(tmp_path: Path) -> None:
         assert rig.origin.fetches[b"k", 0] == rig.origin.fetches[b"k", 3 * PAGE] == 2
 
     run(tmp_path, body, store=store)
+
+
+def test_a_huge_object_costs_nothing_to_begin(tmp_path: Path) -> None:
+    """L50: a stream plans as it goes: what it holds does not grow with the object."""
+
+    async def body(rig: ReadRig) -> None:
+        version = ObjectVersion(rig.object_id(), '"v1"', 1 << 50)
+        rig.origin.hold()
+        chunks = rig.reader.stream(version, 0, version.size, rig.context())
+        task = asyncio.ensure_future(anext(chunks))
+        await rig.arrived(3)
+        task.cancel()
+        await asyncio.wait([task])
+        await chunks.aclose()
+        report = await rig.reader.explain(version, 0, 3 * PAGE)
+        assert [page.rung for page in report] == ["origin"] * 3
+
+    run(tmp_path, body)
