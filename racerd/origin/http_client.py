@@ -152,8 +152,8 @@ class Response:
         wanted = min(len(buffer), raw.length)
         if wanted == 0:
             return 0
-        if self._buffer_is_empty and connection.is_plain:
-            count = connection.receive_whole(buffer[:wanted], self._call)
+        if self._buffer_is_empty:
+            count = connection.receive(buffer[:wanted], self._call)
         else:
             # What came behind the head first; then at most one system call, straight into the
             # caller's memory. HTTPResponse.readinto would loop until it is full and hide the pace.
@@ -297,24 +297,27 @@ class _Connection:
 
     def set_timeout(self, call: Call) -> None:
         """The next socket operation ends by the idle time-out or the deadline, what is first."""
-        seconds = self._seconds(call, self._client.idle_timeout_seconds)
-        if seconds != self._timeout_seconds:  # Setting it is a system call, for each chunk.
+        self._set_timeout(self._seconds(call, self._client.idle_timeout_seconds))
+
+    def _set_timeout(self, seconds: float) -> None:
+        if seconds != self._timeout_seconds:  # Setting it is a system call.
             self._socket.settimeout(seconds)
             self._timeout_seconds = seconds
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the socket carries bytes as they are, without TLS."""
-        return self.address.scheme == "http"
+    def receive(self, buffer: memoryview, call: Call) -> int:
+        """Fills `buffer`, unless the stream, the idle time-out or the deadline ends before.
 
-    def receive_whole(self, buffer: memoryview, call: Call) -> int:
-        """Fills `buffer` in one system call, unless the stream or the time-out ends before.
-
-        Few large calls: after each one a thread has to get the interpreter lock again. The socket
-        is in blocking mode meanwhile, and the kernel keeps the time: MSG_WAITALL needs that.
-        Plain sockets only.
+        Returns what came; raises TimeoutError if nothing did. In as little of the interpreter as
+        can be: after each call into the kernel a thread has to get its lock again.
         """
         seconds = self._seconds(call, self._client.idle_timeout_seconds)
+        if isinstance(self._socket, ssl.SSLSocket):
+            return self._receive_records(buffer, seconds)
+        return self._receive_whole(buffer, seconds)
+
+    def _receive_whole(self, buffer: memoryview, seconds: float) -> int:
+        """One system call. The socket is in blocking mode meanwhile, and the kernel keeps the
+        time: MSG_WAITALL needs that."""
         if self._timeout_seconds is not None:
             self._socket.settimeout(None)
             self._timeout_seconds = None
@@ -327,6 +330,23 @@ class _Connection:
             return self._socket.recv_into(buffer, 0, socket.MSG_WAITALL)
         except BlockingIOError:
             raise TimeoutError from None
+
+    def _receive_records(self, buffer: memoryview, seconds: float) -> int:
+        """TLS gives a record of at most 16 KiB at a time."""
+        self._set_timeout(seconds)
+        stop_at = time.monotonic() + seconds
+        receive, filled = self._socket.recv_into, 0
+        while filled < len(buffer) and time.monotonic() < stop_at:
+            try:
+                count = receive(buffer[filled:])
+            except TimeoutError:
+                if filled:
+                    break
+                raise
+            if count == 0:
+                break
+            filled += count
+        return filled
 
     def send(self, request: Request, call: Call) -> Response:
         """Sends a request without body and reads the response's head."""

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from racerd.origin.factory import make_origin
 from racerd.origin.protocol import CancelToken, Origin
 from racerd.runtime.deadline import Deadline
 from racerd.telemetry import Metrics
+from tests.servers.certificates import make_certificates
 from tests.servers.obstore_rest import no_sockets_left
 from tests.servers.scripted import (
     LAST_MODIFIED,
@@ -31,6 +33,7 @@ from tests.servers.scripted import (
     shifted,
     shortened,
     status,
+    well,
     whole,
 )
 
@@ -447,6 +450,55 @@ def test_a_deadline_ends_a_transfer_that_stands_still(make: Make, scheme: str) -
     late = Deadline.after(0.3)
     call = lambda: rig.origin.fetch(version, 0, SIZE, deadline=late, cancel=CancelToken())  # noqa: E731
     assert rig.code(call) == "deadline_exceeded"
+
+
+# --- the same under TLS, whose records are received in another way -------------------------------
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Iterator[tuple[ScriptedServer, OriginOptions]]:
+    certificates = make_certificates(tmp_path)
+    with ScriptedServer(DATA, tls=certificates.context) as server:
+        options = OriginOptions(ca_bundle=str(certificates.ca), idle_timeout_seconds=0.3)
+        yield server, options
+
+
+@pytest.mark.parametrize(
+    "act", [well, cut(250_000), cut(100_000, "reset"), cut(100_000, "stall"), dripped(20_000, 0.05)]
+)
+def test_a_transfer_under_tls_breaks_and_goes_on(
+    private: tuple[ScriptedServer, OriginOptions], act: Act
+) -> None:
+    """F57, F58: resumed at the offset; slow but flowing is fine."""
+    server, options = private
+    origin = make_origin(server.url, options, cache="cache", metrics=Metrics())
+    rig = Rig(server, origin, Metrics())
+    server.do(act)
+    assert rig.fetch(7, SIZE) == DATA[7:]
+    starts = [seen.span[0] for seen in rig.gets() if seen.span is not None]
+    assert starts[0] == 7 and starts == sorted(set(starts))
+    server.release()
+    origin.close()
+
+
+def test_cancelling_wakes_a_transfer_under_tls(
+    private: tuple[ScriptedServer, OriginOptions],
+) -> None:
+    """R7: and nothing that is not plaintext ever gets into the buffer."""
+    server, options = private
+    options = replace(options, idle_timeout_seconds=60.0)
+    origin = make_origin(server.url, options, cache="cache", metrics=Metrics())
+    rig = Rig(server, origin, Metrics())
+    server.do(cut(100_000, "stall"))
+    errors: list[str] = []
+    thread = threading.Thread(target=lambda: errors.append(rig.code(rig.fetch)))
+    thread.start()
+    assert server.stalled.wait(30)
+    rig.token.cancel()
+    thread.join(30)
+    assert errors == ["origin_cancelled"]
+    server.release()
+    origin.close()
 
 
 # --- errors and retries -------------------------------------------------------------------------
