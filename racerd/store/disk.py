@@ -177,8 +177,8 @@ class Disk:
             log.error("%s is not used: %s; %s", self.label, error.message, error.hint)
 
     def _recover(self) -> None:
-        live, recovery = self._live, self._recovery
-        if live is None or recovery is None:
+        live, recovery, writer = self._live, self._recovery, self._writer
+        if live is None or recovery is None or writer is None:
             return
         started = self.watch.now()
         try:
@@ -190,7 +190,7 @@ class Disk:
             if self._keeper.stopping:
                 return
             live.tombstones.add(recovery.losers)
-            self._after_recovery(live)
+            self._after_recovery(live, recovery, writer)
         except DiskError as error:
             self.watch.count(error)
             self.watch.start_down(error.message)
@@ -204,12 +204,14 @@ class Disk:
         self._keeper.run_tasks()
         return self._keeper.stopping
 
-    def _after_recovery(self, live: LiveSlab) -> None:
+    def _after_recovery(self, live: LiveSlab, recovery: Recovery, writer: SlabWriter) -> None:
         slab = live.slab
         if slab.notes.pins_version < self._pins_version:  # Pins changed while the disk was away.
             self._note_pins(live)
         with live.lock:
             live.engine.mark_pinned(slab.notes.pins)
+        for segment in recovery.headless:
+            writer.renew_header(segment)
         if live.tombstones.bury() and slab.notes.fences:
             slab.write_notes(replace(slab.notes, sequence=slab.notes.sequence + 1, fences=()))
         if slab.before != slab.geometry:

@@ -78,6 +78,7 @@ class Recovery:
         self.fences = list(slab.notes.fences)
         self.progress = Progress(segments_total=len(engine.segments))
         self.losers: list[Dropped] = []
+        self.headless: set[int] = set()  # Segments in use whose header is lost.
 
     def run(self, checkpoint: Checkpoint | None, stopped: Callable[[], bool]) -> None:
         """Returns when every segment is settled, or as soon as `stopped`, which is asked often.
@@ -89,7 +90,7 @@ class Recovery:
         generations = self._read_generations(stopped)
         if stopped():
             return
-        known = _known_segments(checkpoint, generations)
+        known = self._known_segments(checkpoint, generations)
         index = self._index_of(checkpoint, known) if checkpoint is not None else None
         with self._lock:
             if index is not None:
@@ -134,11 +135,12 @@ class Recovery:
                 blocks[:BLOCK_BYTES], slab=self._slab, segment=segment, offset=offset
             )
         except IntegrityError:
-            pass  # Never used, or its header is lost: then a record may tell.
+            pass  # Never used, or its header is lost: then a record or a checkpoint may tell.
         try:
             first = peek_untrusted(blocks[BLOCK_BYTES:], self._slab, offset + SEGMENT_HEADER_BYTES)
         except IntegrityError:
             return 0
+        self.headless.add(segment)
         return first.place.generation
 
     def _read(self, offset: int, buffer: memoryview) -> None:
@@ -178,6 +180,28 @@ class Recovery:
                 else:
                     todo.append((segment, used, generation))
         return todo
+
+    def _known_segments(
+        self, checkpoint: Checkpoint | None, generations: list[int | None]
+    ) -> Array:
+        """Which segments are as the checkpoint saw them.
+
+        Where a header is lost, the checkpoint's word is taken, and noted in `generations`.
+        """
+        known = np.zeros(len(generations), dtype=bool)
+        if checkpoint is None:
+            return known
+        seen = checkpoint.segments["generation"].tolist()
+        states = checkpoint.segments["state"].tolist()
+        for segment, (then, state) in enumerate(zip(seen, states, strict=True)):
+            if segment == len(generations):
+                break
+            if generations[segment] == 0 and state in (SegmentState.OPEN, SegmentState.SEALED):
+                generations[segment] = then
+                self.headless.add(segment)
+            usable = state in (SegmentState.OPEN, SegmentState.SEALED, SegmentState.FREE)
+            known[segment] = usable and generations[segment] == then
+        return known
 
     def _index_of(self, checkpoint: Checkpoint, known: Array) -> PageIndex:
         """The checkpoint's pages in segments that are `known` to be as they were."""
@@ -278,18 +302,3 @@ class Recovery:
                     return at + start
             at += len(part)
         return size
-
-
-def _known_segments(checkpoint: Checkpoint | None, generations: list[int | None]) -> Array:
-    """Which segments still have the generation that the checkpoint saw."""
-    known = np.zeros(len(generations), dtype=bool)
-    if checkpoint is None:
-        return known
-    seen = checkpoint.segments["generation"].tolist()
-    states = checkpoint.segments["state"].tolist()
-    for segment, (generation, then, state) in enumerate(
-        zip(generations, seen, states, strict=False)
-    ):
-        usable = state in (SegmentState.OPEN, SegmentState.SEALED, SegmentState.FREE)
-        known[segment] = usable and generation is not None and generation == then
-    return known

@@ -59,6 +59,10 @@ class Segments:
         """Bytes left behind the last record."""
         return self._geometry.segment_size(segment) - self.used[segment]
 
+    def in_use(self, segment: int) -> bool:
+        """Whether `segment` is being filled or is full."""
+        return self.states[segment] in (SegmentState.OPEN, SegmentState.SEALED)
+
     def append(self, segment: int, size: int) -> int:
         """Takes `size` bytes at the end of `segment`; returns their offset in the slab."""
         offset = self._geometry.segment_offset(segment) + self.used[segment]

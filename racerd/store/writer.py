@@ -136,10 +136,6 @@ class SlabWriter:
         live, slab = self._live, self._live.slab
         offset = slab.geometry.segment_offset(todo.segment)
         extent = Extent(offset, slab.geometry.segment_size(todo.segment))
-        block = aligned_buffer(BLOCK_BYTES)
-        encode_segment_header(
-            block, slab=slab.id, segment=todo.segment, generation=todo.generation, offset=offset
-        )
         full = False
         try:
             with self._watch.operation():
@@ -147,7 +143,7 @@ class SlabWriter:
                 if todo.allocate and not full:
                     slab.device.allocate(extent)
                 if not full:
-                    slab.device.write(offset, [block])
+                    self._write_header(todo.segment, todo.generation)
         except DiskError as error:
             with live.lock:
                 live.engine.not_prepared(todo, no_space=error.full and todo.allocate)
@@ -157,6 +153,33 @@ class SlabWriter:
                 live.engine.not_prepared(todo, no_space=True)
             else:
                 live.engine.prepared(todo)
+
+    def _write_header(self, segment: int, generation: int) -> None:
+        slab = self._live.slab
+        offset = slab.geometry.segment_offset(segment)
+        block = aligned_buffer(BLOCK_BYTES)
+        encode_segment_header(
+            block, slab=slab.id, segment=segment, generation=generation, offset=offset
+        )
+        slab.device.write(offset, [block])
+
+    def renew_header(self, segment: int) -> None:
+        """Writes the header of a segment in use that was lost. Raises DiskError.
+
+        Nobody else writes it: a segment in use gets another header only after it was emptied, and
+        that takes the space lock.
+        """
+        if not self._take_space_lock():
+            return  # Another start will see it again.
+        try:
+            with self._live.lock:
+                in_use = self._live.engine.segments.in_use(segment)
+                generation = self._live.engine.segments.generations[segment]
+            if in_use:
+                with self._watch.operation():
+                    self._write_header(segment, generation)
+        finally:
+            self._space.release()
 
     # Eviction
 

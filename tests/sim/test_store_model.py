@@ -193,7 +193,12 @@ class HealthyStore(RuleBasedStateMachine):
     # Ways of stopping
 
     def reopen(self) -> None:
-        """Starts anew on what is left, and looks at every page."""
+        """Starts anew on what is left, and looks at every page.
+
+        Once the medium has lied, what tells where records are may be damaged too.
+        """
+        if self.lied:
+            self.kept.clear()
         self.open()
         self.after()
         for page in PAGES:

@@ -453,6 +453,24 @@ def test_a_lost_segment_header_is_no_loss(rig: Rig) -> None:
     assert rig.found(rig.start()) == PAGES
 
 
+def test_a_hole_over_a_segments_start_costs_what_was_in_it(rig: Rig) -> None:
+    """F38: header and first record are gone; the checkpoint knows the rest, and it heals."""
+    store = rig.filled()
+    store.close()
+    live = rig.start().disks[0]._live
+    segment = live.engine.start_read(PAGES[3]).segment
+    first = min(
+        (page for page in PAGES if live.engine.start_read(page).segment == segment),
+        key=lambda page: live.engine.start_read(page).offset,
+    )
+    rig.medium.punch(live.slab.geometry.segment_offset(segment), 8 * KIB)
+    rest = [page for page in PAGES if page != first]
+    assert rig.found(rig.start()) == rest
+    assert rig.medium.now[live.slab.geometry.segment_offset(segment) :][:8] == b"RACERSEG"
+    wipe_checkpoints(rig, rig.start())
+    assert rig.found(rig.start()) == rest
+
+
 def test_read_errors_during_recovery_are_tried_again(rig: Rig) -> None:
     """F18: 10 % EIO while the slab is scanned costs nothing."""
     rig.filled().close()
