@@ -78,7 +78,8 @@ def test_symlinks_do_not_lead_out(origin: DirectoryOrigin, tmp_path: Path) -> No
     (bucket / "relative").symlink_to("../../outside")
     (bucket / "folder").symlink_to(tmp_path)
     (bucket / "proc").symlink_to("/proc/self/root")
-    for key in (b"out", b"relative", b"folder/outside", b"proc/etc/passwd"):
+    (bucket / "absolute").symlink_to("/file.bin")  # Not the one beside it.
+    for key in (b"out", b"relative", b"folder/outside", b"proc/etc/passwd", b"absolute"):
         assert _code(lambda key=key: origin.head(_id(key), deadline=_deadline())) == "not_found"
     listed = [e.key for e in origin.list_objects("b", b"", delimiter=None, after=None,
                                                  deadline=_deadline())]  # fmt: skip
@@ -150,6 +151,27 @@ def test_a_replaced_file_is_another_version(origin: DirectoryOrigin, tmp_path: P
     path.write_bytes(b"y" * 10)
     assert _code(
         lambda: origin.fetch(now, 0, now.size, deadline=_deadline(), cancel=CancelToken())
+    ) == "version_changed"  # fmt: skip
+
+
+def test_a_file_that_changes_during_a_read_is_not_mixed(
+    origin: DirectoryOrigin, tmp_path: Path
+) -> None:
+    """F55, F65: the version is compared after the last byte as well."""
+    path = tmp_path / "root" / "b" / "file.bin"
+    version = origin.head(_id(b"file.bin"), deadline=_deadline())
+
+    class Writer(CancelToken):
+        """Is asked between the chunks of a read, and writes to the file then."""
+
+        @property
+        def cancelled(self) -> bool:
+            with path.open("r+b") as file:
+                file.write(b"other bytes")
+            return False
+
+    assert _code(
+        lambda: origin.fetch(version, 0, version.size, deadline=_deadline(), cancel=Writer())
     ) == "version_changed"  # fmt: skip
 
 

@@ -631,6 +631,7 @@ def test_a_connection_that_the_server_closed_is_not_used_again(make: Make) -> No
     assert rig.fetch(0, 10) == DATA[:10]
     assert rig.fetch(10, 20) == DATA[10:20]
     assert rig.server.connections == 2
+    assert rig.retries() == {}
 
 
 def test_connections_are_used_again(make: Make) -> None:
