@@ -384,6 +384,33 @@ def test_google_service_account(server: ScriptedServer, tmp_path: Path) -> None:
     refuse("gs://", gs(server, service_account_file=nowhere), "service_account_file")
 
 
+@pytest.mark.parametrize("way", ["metadata", "token", "token file"])
+@pytest.mark.parametrize("scheme", ["s3", "az", "gs"])
+def test_services_without_an_identity_say_so(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str, way: str
+) -> None:
+    """R30, L5: it is the credentials that failed and not the object, wherever they come from."""
+    url = "az://account" if scheme == "az" else f"{scheme}://"
+    (tmp_path / "token").write_text("token")
+    token = str(tmp_path / ("nowhere" if way == "token file" else "token"))
+    with TokenServer({}) as nothing:
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", nothing.url)
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{nothing.url}/token")
+        monkeypatch.setenv("GCE_METADATA_HOST", nothing.address)
+        monkeypatch.setenv("GCE_METADATA_ROOT", nothing.address)
+        if way != "metadata":
+            monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", token)
+            monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/reader")
+            monkeypatch.setenv("AWS_ENDPOINT_URL_STS", nothing.url)
+            monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", token)
+            monkeypatch.setenv("AZURE_AUTHORITY_HOST", nothing.url)
+            monkeypatch.setenv("AZURE_TENANT_ID", "tenant")
+            monkeypatch.setenv("AZURE_CLIENT_ID", "client")
+        error = failure(url, az(server) if scheme == "az" else gs(server))
+    assert error.code == "origin_unavailable" and "no credentials" in error.message
+    assert server.requests == []
+
+
 # --- HTTP, and TLS everywhere -------------------------------------------------------------------
 
 
