@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 _READY_SECONDS = 90.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 def free_port() -> int:
@@ -34,6 +37,11 @@ def need(program: str | Path, what: str) -> str:
     return found
 
 
+def _die_with_parent() -> None:
+    """In the child: the kernel ends it when the tests are killed and cannot."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def server(
     command: Sequence[str], log: Path, ready: Callable[[], bool], environ: Mapping[str, str] = {}
@@ -47,6 +55,7 @@ def server(
             stderr=subprocess.STDOUT,
             env={**os.environ, **environ},
             start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
         try:
             _wait(process, ready, log)
