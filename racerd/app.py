@@ -12,6 +12,7 @@ import grp
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -37,6 +38,7 @@ from racerd.runtime.watch import watch_files
 from racerd.serve.diagnostics import Answer, DiagnosticsServer, Page
 from racerd.serve.settings import ClientSocketSettings
 from racerd.store import Store
+from racerd.store.disk import DiskReport
 from racerd.store.settings import DiskSettings, StoreSettings
 from racerd.telemetry import Metrics
 from racerd.units import format_bytes
@@ -81,14 +83,18 @@ def _store_settings(settings: Settings) -> StoreSettings:
         disks=tuple(DiskSettings(disk.path, disk.size_bytes) for disk in settings.disks),
         free_floor_ratio=settings.free_space_floor,
         write_bytes_per_day=settings.write_bytes_per_day,
-        quotas={
-            cache.name: cache.quota_bytes
-            for cache in settings.caches.values()
-            if cache.quota_bytes is not None
-        },
+        quotas=_quotas(settings),
         checkpoint_seconds=settings.checkpoint_seconds,
         scrub_bytes_per_second=settings.scrub_bytes_per_second,
     )
+
+
+def _quotas(settings: Settings) -> dict[str, int]:
+    return {
+        cache.name: cache.quota_bytes
+        for cache in settings.caches.values()
+        if cache.quota_bytes is not None
+    }
 
 
 def _socket_settings(settings: Settings) -> ClientSocketSettings:
@@ -191,6 +197,7 @@ class Daemon:
             Caches(self._services, _socket_settings(settings), metrics)
         )
         await self._caches.change_to(settings.caches)
+        stack.enter_context(_Scrubbing(self._store))
         self._watch(stack)
         self._state = "ready"
         metrics.ready.set(1)
@@ -208,8 +215,9 @@ class Daemon:
         for cache in self.settings.caches.values():
             lines.append(f"  cache {cache.name}: {self._caches.socket_path(cache.name)}")
             lines.append(f"    origin {cache.origin}")
-        for disk in self._store.disks:
-            lines.append(f"  disk {disk.label}: {format_bytes(disk.capacity_bytes)}")
+        for report in self._store.reports():
+            trouble = f", {report.state}: {report.reason}" if report.reason else ""
+            lines.append(f"  disk {report.path}: {format_bytes(report.capacity_bytes)}{trouble}")
         lines.append(f"  memory {format_bytes(self.settings.memory)}, gpu off (none is used)")
         if self.settings.diagnostics is not None:
             lines.append(f"  diagnostics http://{self._diagnostics.address}/metrics")
@@ -232,7 +240,8 @@ class Daemon:
         self._stop.set()
 
     def _told_to_reload(self) -> None:
-        self._spawn(self._reloaded())
+        if self._state == "ready":  # Before that settings are fresh; after it they do not matter.
+            self._spawn(self._reloaded())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -280,6 +289,7 @@ class Daemon:
         if change.changed:
             _LOG.info("settings reloaded: %s", ", ".join(change.changed))
         if change.settings.caches != self.settings.caches:
+            self._store.set_quotas(_quotas(change.settings))
             await self._caches.change_to(change.settings.caches)
         self.settings = change.settings
         logging.getLogger("racerd").setLevel(self.settings.log_level.upper())
@@ -318,9 +328,10 @@ class Daemon:
     def _readiness(self) -> Answer:
         if self._state != "ready":
             return Answer.json({"ready": False, "waiting_for": [self._state]}, 503)
-        recovering = [disk.label for disk in self._store.disks if disk.recovering]
-        # A disk that still recovers serves what it has found: it is said, and keeps nobody out.
-        return Answer.json({"ready": True, "recovering": recovering})
+        # A disk that recovers serves what it has found, and one that is down is in nobody's way: it
+        # is said, and keeps nobody out.
+        disks = [_disk_state(report) for report in self._store.reports()]
+        return Answer.json({"ready": True, "disks": disks})
 
     def _exposition(self) -> Answer:
         self.metrics.open_descriptors.set(open_descriptors())
@@ -329,6 +340,34 @@ class Daemon:
         self._lag_max = 0.0
         body, content_type = self.metrics.exposition()
         return Answer(200, body, content_type)
+
+
+class _Scrubbing:
+    """Looks for rot on a thread of its own while it is entered."""
+
+    def __init__(self, store: Store) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=store.scrub, args=(self._stop,), name="scrub", daemon=True
+        )
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def _disk_state(report: DiskReport) -> dict[str, object]:
+    return {
+        "path": report.path,
+        "state": report.state,
+        "reason": report.reason,
+        "direct_io": report.direct,
+        "pages": report.pages,
+        "recovering": not report.recovery.done,
+    }
 
 
 def _make_folder(folder: Path) -> None:

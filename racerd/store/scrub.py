@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-_IDLE_SECONDS = 60.0
+_IDLE_SECONDS = 5.0
 
 
 class Scrubbed(Protocol):
@@ -31,7 +31,7 @@ class Scrubber:
         """Scrubs until `stop` is set. `pause` waits some seconds; the event's own by default.
 
         After each record it rests for as long as the rate wants; after a round without any record
-        a minute. Returns at once if the rate is 0.
+        five seconds. Returns at once if the rate is 0.
         """
         wait = pause if pause is not None else stop.wait
         while self._bytes_per_second and not stop.is_set():

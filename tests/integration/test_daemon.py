@@ -246,6 +246,31 @@ def test_nothing_readable_lies_on_disk(tmp_path: Path, models: Path) -> None:
     assert not any(want[at : at + 32] in slab for at in range(0, len(want) - 32, 65_536))
 
 
+def test_rot_is_found_before_anybody_reads_it(tmp_path: Path, models: Path) -> None:
+    """R22: the running daemon checks idle disks, drops what is rotten, and says so."""
+    want = content(1, 1_000_003)
+    url = "racer://local/models/weights.bin"
+    with (
+        served(tmp_path, f"file://{models}", "--scrub-bytes-per-second=1GiB") as daemon,
+        racer.Client(socket=daemon.socket("local")) as client,
+    ):
+        client.prefetch(url)
+        kept(daemon, 16)
+        slab = tmp_path / "slab"
+        data = slab.read_bytes()
+        with slab.open("r+b") as file:
+            for at in range(0, len(data), 65_536):
+                if any(data[at : at + 65_536]):
+                    file.seek(at + 40_000)
+                    file.write(b"rot")
+        eventually(
+            lambda: daemon.metric("racer_corrupt_pages_total", rung="disk") > 0, "rot is found"
+        )
+        assert daemon.metric("racer_store_pages") < 16
+        assert client.read(url) == want
+        assert '"state": "normal"' in daemon.get("/readyz")
+
+
 def test_caches_come_and_go_without_a_restart(tmp_path: Path, models: Path) -> None:
     """R31: a changed file adds and removes caches; SIGHUP does it at once."""
     config = tmp_path / "racer.toml"
