@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from racerd.config import CacheSettings
@@ -63,7 +63,7 @@ class Caches:
         async with self._changing:
             first = not self._open
             for name in list(self._open):
-                if wanted.get(name) != self._open[name].settings:
+                if not _served_alike(wanted.get(name), self._open[name].settings):
                     await self._close(name)
             for name in wanted.keys() - self._open.keys():
                 try:
@@ -100,3 +100,8 @@ class Caches:
     async def drain(self, seconds: float) -> None:
         """Refuses new requests everywhere and waits up to `seconds` for those that run."""
         await asyncio.gather(*(cache.socket.drain(seconds) for cache in self._open.values()))
+
+
+def _served_alike(wanted: CacheSettings | None, now: CacheSettings) -> bool:
+    """Whether `now` can stay open. A quota is the store's business."""
+    return wanted is not None and replace(wanted, quota_bytes=now.quota_bytes) == now

@@ -1,7 +1,7 @@
 """What a reload changes, and what it cannot.
 
 Layer: config, pure. Whether a setting can change while the daemon runs is a property of its
-declaration; caches can, but for their share of the disks.
+declaration; caches can.
 """
 
 from __future__ import annotations
@@ -29,18 +29,9 @@ def diff(old: Settings, new: Settings) -> SettingsChange:
     restart = [s.name for s in different if not s.reloads]
     if old.disks != new.disks:
         restart.append("disks")
-    changed = list(now)
-    caches = {}
-    for name in sorted(old.caches.keys() | new.caches.keys()):
-        before, after = old.caches.get(name), new.caches.get(name)
-        if after is None:
-            changed.append(f"caches.{name}")
-            continue
-        quota = None if before is None else before.quota_bytes
-        caches[name] = replace(after, quota_bytes=quota)
-        if after.quota_bytes != quota:
-            restart.append(f"caches.{name}.quota_bytes")
-        if caches[name] != before:
-            changed.append(f"caches.{name}")
-    settings = replace(old, **now, caches=caches)
+    names = sorted(old.caches.keys() | new.caches.keys())
+    changed = [
+        *now, *(f"caches.{n}" for n in names if old.caches.get(n) != new.caches.get(n))
+    ]  # fmt: skip
+    settings = replace(old, **now, caches=new.caches)
     return SettingsChange(settings, tuple(changed), tuple(restart))

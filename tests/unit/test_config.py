@@ -516,12 +516,12 @@ def test_a_reload_tells_what_it_can_change_and_what_not(tmp_path: Path) -> None:
     new = load_settings(parse_flags([file]), {}, previous=old)
     change = diff(old.settings, new.settings)
     assert change.changed == ("log_level", "caches.a", "caches.b", "caches.c")
-    assert change.restart == ("memory", "dirty", "disks", "caches.b.quota_bytes")
+    assert change.restart == ("memory", "dirty", "disks")
     assert change.settings.log_level == "debug"
     assert change.settings.memory == old.settings.memory
     assert change.settings.disks == old.settings.disks
     assert {n: c.origin for n, c in change.settings.caches.items()} == {"b": "gs://", "c": "s3://"}
-    assert change.settings.caches["b"].quota_bytes is None
+    assert change.settings.caches["b"].quota_bytes == GIB
 
 
 def test_other_free_memory_is_no_change_of_settings() -> None:
