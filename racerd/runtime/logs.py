@@ -9,11 +9,6 @@ import json
 import logging
 import sys
 import time
-from collections import OrderedDict
-
-LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("text", "json")
-_REMEMBERED_MAX = 4096
 
 
 class _JsonFormatter(logging.Formatter):
@@ -44,20 +39,3 @@ def set_up_logs(level: str, format_: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     root.propagate = False
-
-
-class SayOnce:
-    """Logs each reason once, however often it happens. Counting is the metrics' business."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self._said: OrderedDict[str, None] = OrderedDict()
-
-    def warning(self, reason: str, message: str, *args: object) -> None:
-        """Logs `message` unless something with the same `reason` was logged before."""
-        if reason in self._said:
-            return
-        self._said[reason] = None
-        if len(self._said) > _REMEMBERED_MAX:
-            self._said.popitem(last=False)
-        self._logger.warning(message, *args)

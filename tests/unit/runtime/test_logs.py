@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from racerd.runtime.logs import SayOnce, set_up_logs
+from racerd.runtime.logs import set_up_logs
 
 
 @pytest.fixture(autouse=True)
@@ -48,19 +48,3 @@ def test_text_goes_to_standard_error_once_however_often_it_is_set_up(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert [line.split(": ")[-1] for line in shown.err.splitlines()] == ["seen"]
-
-
-def test_a_reason_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    say = SayOnce(logging.getLogger("test"))
-    for number in range(3):
-        say.warning("disk full", "no room: %d", number)
-        say.warning(f"other {number}", "other")
-    assert [record.message for record in caplog.records] == ["no room: 0", *["other"] * 3]
-
-
-def test_what_was_said_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    say = SayOnce(logging.getLogger("test"))
-    for number in range(5000):
-        say.warning(str(number), "x")
-    assert len(say._said) <= 4096
-    assert len(caplog.records) == 5000
