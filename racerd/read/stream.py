@@ -21,7 +21,7 @@ from racerd.ids import ObjectVersion, PageId
 from racerd.read.flight import FlightKey
 from racerd.read.holds import PlainHold
 from racerd.read.page_reader import PageReader, ReadReport, RequestContext
-from racerd.read.plan import PagePart, part_of_page, plan_pages
+from racerd.read.plan import PagePart, part_count, part_of_page, plan_pages
 from racerd.read.services import ReadServices
 from racerd.read.sources import PlainShare
 from racerd.runtime.budget import Charge
@@ -100,8 +100,17 @@ class PageStream:
             return
         self._range = (start, stop)
         parts = plan_pages(self._version.size, start, stop, self._services.geometry)
-        steps = _steps(parts, self._chunk_bytes)
         chunk_bytes = min(self._chunk_bytes, stop - start)
+        if stop - start <= chunk_bytes and part_count(start, stop, self._services.geometry) == 1:
+            # What most reads of configurations and headers are: nothing lies ahead of it.
+            scratch = self._try_scratch(chunk_bytes) or await self._scratch(chunk_bytes)
+            with scratch.charge:
+                await self._pages.read(
+                    self._version, next(parts), scratch.view, self._context, self.report
+                )
+                yield scratch.view
+            return
+        steps = _steps(parts, self._chunk_bytes)
         try:
             while True:
                 await self._look_ahead(steps, chunk_bytes)
