@@ -17,6 +17,7 @@ import pytest
 
 import racer
 from racer.transfer import PART_BYTES, RING_PART_BYTES
+from racerd.pages import PAGE_BYTES_DEFAULT
 from tools.daemon_process import DaemonProcess
 
 MIB = 1 << 20
@@ -123,7 +124,9 @@ def test_errors_of_the_real_daemon(client: racer.Client) -> None:
     assert client.info("local").state == "ready"
     assert client.evict(URL).pages >= 0
     assert client.prefetch(URL).bytes == SIZE
-    assert [page.page for page in client.explain(URL).pages] == list(range(5))
+    assert [page.page for page in client.explain(URL).pages] == list(
+        range(-(-SIZE // PAGE_BYTES_DEFAULT))
+    )
 
 
 def test_threads_tasks_and_processes_at_once(daemon: DaemonProcess, client: racer.Client) -> None:

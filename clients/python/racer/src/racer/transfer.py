@@ -24,7 +24,7 @@ from racer.target import Target
 from racer.urls import RacerUrl
 
 IN_FLIGHT = 8
-PART_BYTES = 32 << 20
+PART_BYTES = 64 << 20
 # Parts that are copied out of the ring are smaller: copying one overlaps with reading the next.
 RING_PART_BYTES = 8 << 20
 RING_SLOTS = 4
