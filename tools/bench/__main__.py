@@ -1,6 +1,6 @@
 """`make bench`: ratios of one run on this machine. See docs/performance.md for what they mean.
 
-    python -m tools.bench [PART ...] [--bytes 512MiB] [--rounds 5]
+    python -m tools.bench [PART ...] [--bytes 1GiB] [--rounds 5]
 
 Each part pairs racerd with the bare work it is made of, A B A B …, and prints the ratio of the
 medians. Nothing here gates a test: machines are shared and noisy.
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from racerd.units import MIB, parse_bytes
+from racerd.units import GIB, parse_bytes
 from tools.bench import parts
 from tools.bench.report import Figure
 
@@ -31,7 +31,7 @@ PARTS: dict[str, Callable[[parts.Options], list[Figure]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--bytes", type=parse_bytes, default=512 * MIB, help="object size (512MiB)")
+    parser.add_argument("--bytes", type=parse_bytes, default=GIB, help="object size (1GiB)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="a disk, not tmpfs")
     chosen = parser.parse_args()
