@@ -116,5 +116,5 @@ def test_the_scrubber_keeps_its_rate_and_goes_round() -> None:
 
 
 def test_the_scrubber_rests_where_there_is_nothing() -> None:
-    assert run_scrubber([Shelf([]), Shelf([])], 100, 2) == [60.0, 60.0]
+    assert run_scrubber([Shelf([]), Shelf([])], 100, 2) == [5.0, 5.0]
     assert run_scrubber([Shelf([1])], 0, 1) == []
