@@ -129,7 +129,7 @@ class PageId:
     version: ObjectVersion
     index: int
 
-    @cached_property
+    @property
     def key(self) -> tuple[bytes, int]:
         """(version digest, page index): hashable, small, cheap."""
         return (self.version.digest, self.index)
