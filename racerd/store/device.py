@@ -144,6 +144,9 @@ class BlockDevice(Protocol):
     def truncate(self, size: int) -> None:
         """Gives what lies behind `size` back to the file system; nothing on a block device."""
 
+    def reopen(self) -> int:
+        """A new descriptor of the medium for direct reads by somebody else, without the lock."""
+
     def close(self) -> None:
         """Releases the device and its lock. No I/O may be running."""
 
@@ -265,6 +268,14 @@ class FileDevice:
             os.ftruncate(self.fd, size)
         except OSError as error:
             raise self._failed("truncate", error, Extent(size, 0)) from error
+
+    def reopen(self) -> int:
+        # Through /proc, so that it is this very file even where its path names another by now. A
+        # duplicate would share the lock, and keep the slab locked for as long as it lives.
+        try:
+            return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._failed("reopen", error, None) from error
 
     def close(self) -> None:
         os.close(self.fd)  # Releases the lock too, unless a child still holds a duplicate.

@@ -33,6 +33,7 @@ from racerd.store.device import BlockDevice, DiskError
 from racerd.store.engine import Dropped, Found
 from racerd.store.housekeeper import Keeper, Work
 from racerd.store.live import LiveSlab, make_live
+from racerd.store.loan import NotLent, RecordLoan
 from racerd.store.notes import Notes, Selector
 from racerd.store.recovery import Progress, Recovery
 from racerd.store.settings import DiskSettings, StoreSettings
@@ -333,8 +334,7 @@ class Disk:
         try:
             return self._read_found(live, found, first, frames)
         finally:
-            with live.lock:
-                live.engine.end_read(found)
+            _end_read(live, found)
 
     def _read_found(
         self, live: LiveSlab, found: Found, first: int, frames: Sequence[memoryview]
@@ -358,6 +358,59 @@ class Disk:
 
     def _count_read(self, result: str) -> None:
         self._metrics.store_reads.labels(self.label, result).inc()
+    def lend(self, page: PageId) -> RecordLoan | NotLent:
+        """See `Store.lend`."""
+        live = self._live
+        if live is None or not self.watch.readable:
+            return NotLent("down")
+        if not live.slab.device.direct:
+            return NotLent("not_direct")
+        with live.lock:
+            found = live.engine.start_read(page)
+        if found is None:
+            return NotLent("absent")
+        try:
+            lent = self._lend_found(live, found)
+        except BaseException:
+            _end_read(live, found)
+            raise
+        if isinstance(lent, NotLent):
+            _end_read(live, found)
+        return lent
+
+    def _lend_found(self, live: LiveSlab, found: Found) -> RecordLoan | NotLent:
+        if found.v1:
+            return NotLent("v1_record")
+        try:
+            with self.watch.operation():
+                header = live.io.header(found)
+        except IntegrityError as error:
+            self._count_read("absent" if error.code == "tombstone" else "corrupt")
+            self._lose(live, found, error)
+            return NotLent("absent" if error.code == "tombstone" else "corrupt")
+        except DiskError:
+            self._count_read("io_error")
+            self._suspect(live, found)
+            return NotLent("io_error")
+        self._count_read("lent")
+        return RecordLoan(
+            live.number,
+            header.data_offset,
+            header.seal,
+            reopen=partial(self._reopen, live),
+            release=partial(_end_read, live, found),
+        )
+
+    def _reopen(self, live: LiveSlab) -> int:
+        with self.watch.operation():  # The device is not closed meanwhile.
+            return live.slab.device.reopen()
+
+    @property
+    def slab_number(self) -> int | None:
+        """The number of the slab as it is open now; see `RecordLoan`."""
+        live = self._live
+        return None if live is None else live.number
+
 
     def _lose(self, live: LiveSlab, found: Found, error: IntegrityError) -> None:
         """A record is not what the index promised: count it and drop it."""
@@ -589,3 +642,8 @@ class Disk:
             live.checkpoint_sequence += 1
             live.next_checkpoint = 1 - live.next_checkpoint
         self._checkpoint_due = self.watch.now() + self._store.checkpoint_seconds
+
+
+def _end_read(live: LiveSlab, found: Found) -> None:
+    with live.lock:
+        live.engine.end_read(found)

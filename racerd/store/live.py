@@ -5,6 +5,7 @@ Layer: store. `lock` guards the engine and is never held during I/O.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass, field
 
@@ -15,10 +16,13 @@ from racerd.store.slab import Slab
 from racerd.store.tombstones import Tombstones
 from racerd.store.watch import DiskWatch
 
+_numbers = itertools.count(1)
+
 
 @dataclass(slots=True)
 class LiveSlab:
-    """`changed`: something happened since the last checkpoint."""
+    """`changed`: something happened since the last checkpoint. `number`: no other opening of a slab
+    in this process has it."""
 
     slab: Slab
     engine: Engine
@@ -29,6 +33,7 @@ class LiveSlab:
     changed: bool = False
     next_checkpoint: int = 0  # The area the next one goes to.
     checkpoint_sequence: int = 1
+    number: int = field(default_factory=_numbers.__next__)
 
 
 def make_live(slab: Slab, watch: DiskWatch) -> LiveSlab:

@@ -63,6 +63,16 @@ class RecordIO:
             frame[length:] = seal.tag(index)
         return seal
 
+    def header(self, found: Found) -> RecordHeader:
+        """Reads and checks the header of a v2 record; its frames are neither read nor checked.
+
+        Raises as `read`.
+        """
+        with self._headers.borrow() as buffer:
+            block = buffer[: self._geometry.header_bytes]
+            self._read_all(found.offset, [block])
+            return self._verified(block, found)
+
     def _read_all(self, offset: int, vectors: list[memoryview]) -> None:
         wanted = sum(len(vector) for vector in vectors)
         got = self._device.read(offset, vectors)

@@ -1,9 +1,9 @@
 """The store: sealed pages on several disks, behind one door.
 
-Layer: store. Blocking and thread-safe: `read`, `write`, `evict_*` and `checkpoint` belong on disk
-threads; `contains`, `reads_whole`, `find_version`, `explain` and the properties do no I/O and may
-be called on the loop. A page is placed by weighted rendezvous hashing over the disks' paths, and
-looked for on every disk, so that adding or removing one loses only what was on it.
+Layer: store. Blocking and thread-safe: `read`, `lend`, `write`, `evict_*` and `checkpoint` belong
+on disk threads; `contains`, `reads_whole`, `find_version`, `explain` and the properties do no I/O
+and may be called on the loop. A page is placed by weighted rendezvous hashing over the disks'
+paths, and looked for on every disk, so that adding or removing one loses only what was on it.
 
 Nothing here raises because of a disk: a page that cannot be had is None, a page that cannot be
 kept is False, both counted with their reason.
@@ -27,6 +27,7 @@ from racerd.store.device import BlockDevice, open_file_device
 from racerd.store.disk import Disk, DiskReport
 from racerd.store.housekeeper import Housekeeper, Keeper, Work
 from racerd.store.index import halves
+from racerd.store.loan import NotLent, RecordLoan
 from racerd.store.notes import Notes, Selector
 from racerd.store.scrub import Scrubber
 from racerd.store.settings import DiskSettings, StoreSettings
@@ -134,6 +135,23 @@ class Store:
 
     def write(self, sealed: SealedPage) -> bool:
         """Keeps `sealed`, whose buffers are the caller's again at the return.
+    def lend(self, page: PageId) -> RecordLoan | NotLent:
+        """Lends the record of `page` to a reader of its own, or says why not.
+
+        Only what can be read as it lies is lent: records of format v2 on a slab that takes direct
+        reads. Identity and header were checked, the ciphertext was not. Reads a few KiB.
+        """
+        for disk in self._ranked(page):
+            if disk.contains(page):
+                return disk.lend(page)
+        return NotLent("absent")
+
+    @property
+    def slab_numbers(self) -> frozenset[int]:
+        """The slabs that are open now, by the numbers that loans give them."""
+        numbers = (disk.slab_number for disk in self.disks)
+        return frozenset(number for number in numbers if number is not None)
+
 
         False if it was not kept; the metrics say why. True if it is there already.
         """

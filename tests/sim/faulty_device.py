@@ -233,6 +233,9 @@ class FaultyDevice:
     def truncate(self, size: int) -> None:
         self._enter("truncate")
 
+    def reopen(self) -> int:
+        raise self._error("reopen", errno.ENXIO, None)
+
     def close(self) -> None:
         self.closed = True
 
