@@ -89,6 +89,11 @@ class Metrics:
         self.store_bytes = self._gauge(
             "racer_store_bytes", "Slab bytes taken by live records.", "disk"
         )
+        self.store_pinned_bytes = self._gauge(
+            "racer_store_pinned_bytes",
+            "Slab bytes taken by pinned records; half of the capacity at most is honoured.",
+            "disk",
+        )
         self.store_capacity_bytes = self._gauge(
             "racer_store_capacity_bytes", "Slab bytes that may be used.", "disk"
         )

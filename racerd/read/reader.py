@@ -27,6 +27,7 @@ from racerd.read.explain import PageExplanation
 from racerd.read.flight import FlightKey
 from racerd.read.ladder import Ladder
 from racerd.read.page_reader import PageReader, ReadReport, RequestContext
+from racerd.read.pins import CachePins, Pin
 from racerd.read.plan import PagePart, part_count, plan_pages
 from racerd.read.rungs import OriginRung
 from racerd.read.services import ReadServices
@@ -37,7 +38,8 @@ from racerd.read.window import for_each_in_window, in_slices
 from racerd.runtime.deadline import Deadline, deadline_exceeded
 
 __all__ = [
-    "CacheReader", "Listing", "PageExplanation", "ReadReport", "RequestContext", "Resolution",
+    "CacheReader", "Listing", "PageExplanation", "Pin", "ReadReport", "RequestContext",
+    "Resolution",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -64,6 +66,7 @@ class CacheReader:
         self._versions = Versions(
             origin, services.threads.origin, services.store, services.settings
         )
+        self.pins = CachePins(name, services.store, services.threads.disk)
         self._strays = Strays()  # Calls of this origin, which is closed after the reader.
         origin_rung = OriginRung(
             origin,

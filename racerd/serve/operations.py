@@ -15,7 +15,7 @@ from typing import Any
 import racerd
 from racerd.errors import RequestError
 from racerd.ids import ObjectVersion
-from racerd.read.reader import PageExplanation, ReadReport, RequestContext, Resolution
+from racerd.read.reader import PageExplanation, Pin, ReadReport, RequestContext, Resolution
 from racerd.runtime.deadline import Deadline
 from racerd.serve.descriptors import ReceivedDescriptor
 from racerd.serve.peer import PeerCredentials
@@ -36,13 +36,16 @@ from racerd.wire.messages import (
     HostRead,
     ListBuckets,
     ListObjects,
+    ListPins,
     Message,
     ObjectMessage,
+    PinObjects,
     Prefetch,
     RegisterTarget,
     ReleaseTarget,
     StatObject,
     Takes,
+    UnpinObjects,
 )
 from racerd.wire.names import percent_encode
 from racerd.wire.ranges import content_range
@@ -87,6 +90,9 @@ class Operations:
             HostRead: self.host_read,
             Prefetch: self.prefetch,
             Evict: self.evict,
+            PinObjects: self.pin,
+            UnpinObjects: self.unpin,
+            ListPins: self.list_pins,
             Explain: self.explain,
         }
 
@@ -223,6 +229,23 @@ class Operations:
         pages, count = await self._reader.evict(message.bucket, message.key, prefix=message.prefix)
         return json_response({"pages": pages, "bytes": count})
 
+    async def pin(self, message: PinObjects, exchange: Exchange) -> Response:
+        pins = self._reader.pins
+        pin = await pins.pin(message.bucket, message.key, prefix=message.prefix)
+        return json_response(
+            {"pages": pin.pages, "bytes": pin.bytes, "room_bytes": pins.room_bytes}
+        )
+
+    async def unpin(self, message: UnpinObjects, exchange: Exchange) -> Response:
+        pins = self._reader.pins
+        removed = await pins.unpin(message.bucket, message.key, prefix=message.prefix)
+        return json_response({"removed": removed, "room_bytes": pins.room_bytes})
+
+    async def list_pins(self, message: ListPins, exchange: Exchange) -> Response:
+        pins = self._reader.pins
+        shown = [_pin(pin) for pin in await pins.all()]
+        return json_response({"pins": shown, "room_bytes": pins.room_bytes})
+
     async def explain(self, message: Explain, exchange: Exchange) -> Response:
         version = (await self._resolve(message, exchange)).version
         start, stop = _span(message, version)
@@ -309,6 +332,16 @@ def _read_response(version: ObjectVersion, start: int, report: ReadReport) -> Re
         "rungs": _rungs(report),
     }
     return json_response(shown, fields=(("ETag", version.etag),), payload=report.bytes)
+
+
+def _pin(pin: Pin) -> dict[str, Any]:
+    return {
+        "bucket": pin.bucket,
+        "key": percent_encode(pin.key),
+        "prefix": pin.prefix,
+        "pages": pin.pages,
+        "bytes": pin.bytes,
+    }
 
 
 def _explanation(page: PageExplanation) -> dict[str, Any]:

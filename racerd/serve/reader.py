@@ -11,10 +11,34 @@ from typing import Protocol, TypeVar
 
 from racerd.ids import ObjectId, ObjectVersion
 from racerd.pages import PageGeometry
-from racerd.read.reader import Listing, PageExplanation, ReadReport, RequestContext, Resolution
+from racerd.read.reader import (
+    Listing,
+    PageExplanation,
+    Pin,
+    ReadReport,
+    RequestContext,
+    Resolution,
+)
 from racerd.runtime.deadline import Deadline
 
 T = TypeVar("T")
+
+
+class Pins(Protocol):
+    """What eviction of one cache spares."""
+
+    @property
+    def room_bytes(self) -> int:
+        """Disk bytes that may still be pinned."""
+
+    async def pin(self, bucket: str, key: bytes, *, prefix: bool) -> Pin:
+        """Pins an object or a prefix; raises `pin_refused` where there is no room for it."""
+
+    async def unpin(self, bucket: str, key: bytes, *, prefix: bool) -> bool:
+        """Takes back just this pin; returns whether it was there."""
+
+    async def all(self) -> Sequence[Pin]:
+        """All pins of the cache."""
 
 
 class Reader(Protocol):
@@ -26,6 +50,8 @@ class Reader(Protocol):
     def origin_description(self) -> str: ...
     @property
     def geometry(self) -> PageGeometry: ...
+    @property
+    def pins(self) -> Pins: ...
 
     async def resolve(
         self, object_id: ObjectId, *, if_match: str | None, deadline: Deadline

@@ -356,8 +356,6 @@ class Disk:
         self._count_read("hit")
         return seal
 
-    def _count_read(self, result: str) -> None:
-        self._metrics.store_reads.labels(self.label, result).inc()
     def lend(self, page: PageId) -> RecordLoan | NotLent:
         """See `Store.lend`."""
         live = self._live
@@ -411,6 +409,8 @@ class Disk:
         live = self._live
         return None if live is None else live.number
 
+    def _count_read(self, result: str) -> None:
+        self._metrics.store_reads.labels(self.label, result).inc()
 
     def _lose(self, live: LiveSlab, found: Found, error: IntegrityError) -> None:
         """A record is not what the index promised: count it and drop it."""
@@ -539,14 +539,38 @@ class Disk:
         live = self._live
         return live.slab.notes if live is not None else Notes()
 
-    def set_pins(self, pins: tuple[Selector, ...], version: int) -> None:
-        """Pins exactly `pins`, now and after a restart. Waits a bounded time for the disk."""
+    def set_pins(self, pins: tuple[Selector, ...], version: int) -> bool:
+        """Pins exactly `pins`, now and after a restart. Waits a bounded time for the disk.
+
+        Returns whether they are noted on the slab; where not, they are noted when it is back.
+        """
         self._pins, self._pins_version = pins, version
         live = self._live
-        if live is not None:
-            with live.lock:
-                live.engine.mark_pinned(pins)
-            self._ask(live, lambda: self._note_pins(live))
+        if live is None:
+            return False
+        with live.lock:
+            live.engine.mark_pinned(pins)
+        self._ask(live, lambda: self._note_pins(live))
+        return live.slab.notes.pins_version >= version
+
+    def held(self, selectors: Sequence[Selector]) -> tuple[int, int]:
+        """Pages that any of `selectors` names, and the slab bytes that they take."""
+        live = self._live
+        if live is None:
+            return 0, 0
+        with live.lock:
+            return live.engine.held(selectors)
+
+    @property
+    def pinned_bytes(self) -> int:
+        live = self._live
+        return live.engine.pinned_bytes if live is not None else 0
+
+    @property
+    def pinned_bytes_max(self) -> int:
+        """Slab bytes up to which pins are honoured."""
+        live = self._live
+        return live.engine.pinned_bytes_max if live is not None else 0
 
     def _note_pins(self, live: LiveSlab) -> None:
         notes = live.slab.notes

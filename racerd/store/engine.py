@@ -21,8 +21,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from racerd.ids import ObjectId, PageId
 from racerd.store.columns import NOTHING
@@ -600,10 +602,7 @@ class Engine:
         assert len(self.index) == 0
         self.index = index
         rows, columns = index.live_rows(), index.table.arrays
-        blocks = -(-columns["length"][rows].astype(np.int64) // BLOCK_BYTES)
-        sizes = self.geometry.header_bytes + blocks * BLOCK_BYTES
-        for at in np.flatnonzero(columns["flags"][rows] & ROW_V1).tolist():
-            sizes[at] = self._record_bytes(int(rows[at]))
+        sizes = self._sizes(rows)
         segments = np.bincount(columns["segment"][rows], sizes, len(self.segments))
         self.segments.live_bytes = array("Q", segments.astype(np.uint64).tobytes())
         owners = index.catalog.table.arrays["cache"][columns["version"][rows]]
@@ -621,7 +620,30 @@ class Engine:
         columns = self.index.table.arrays
         rows = self.index.live_rows()
         rows = rows[catalog.table.arrays["pinned"][columns["version"][rows]] > 0]
-        self.pinned_bytes = sum(self._record_bytes(row) for row in rows.tolist())
+        self.pinned_bytes = int(self._sizes(rows).sum())
+
+    def held(self, selectors: Iterable[Selector]) -> tuple[int, int]:
+        """Pages that any of `selectors` names, and the slab bytes that they take."""
+        versions = {row for selector in selectors for row in self.versions_of(selector)}
+        if not versions:
+            return 0, 0
+        rows = self.index.live_rows()
+        rows = rows[np.isin(self.index.table.arrays["version"][rows], list(versions))]
+        return len(rows), int(self._sizes(rows).sum())
+
+    @property
+    def pinned_bytes_max(self) -> int:
+        """Slab bytes up to which pins are honoured; beyond, pinned pages go like others."""
+        return self._pinned_bytes_max
+
+    def _sizes(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """What each record takes on the slab."""
+        columns = self.index.table.arrays
+        blocks = -(-columns["length"][rows].astype(np.int64) // BLOCK_BYTES)
+        sizes: npt.NDArray[np.int64] = self.geometry.header_bytes + blocks * BLOCK_BYTES
+        for at in np.flatnonzero(columns["flags"][rows] & ROW_V1).tolist():
+            sizes[at] = self._record_bytes(int(rows[at]))
+        return sizes
 
     def versions_of(self, selector: Selector, start: int = 0, stop: int | None = None) -> list[int]:
         """Rows of the catalog, of those from `start` to `stop`, that `selector` names."""

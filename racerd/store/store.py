@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from racerd.errors import ResourceError
+from racerd.errors import ResourceError, Retry
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import PageGeometry, Seal, SealedPage
 from racerd.store.admission import Admission, EverythingAtFirstSight
@@ -58,6 +58,7 @@ class Store:
         self._admission = admission if admission is not None else EverythingAtFirstSight()
         self._pins: tuple[Selector, ...] = ()
         self._pins_version = 0
+        self._pins_lock = threading.Lock()
         self.disks = [
             Disk(
                 disk,
@@ -88,6 +89,7 @@ class Store:
         for disk in self.disks:
             self._metrics.store_pages.labels(disk.label).set_function(_page_count(disk))
             self._metrics.store_bytes.labels(disk.label).set_function(_live_bytes(disk))
+            self._metrics.store_pinned_bytes.labels(disk.label).set_function(_pinned_bytes(disk))
         self._agree_on_pins()
         self.set_quotas(self.settings.quotas)
         return self
@@ -133,8 +135,6 @@ class Store:
                 return disk.read(page, first_frame, frames)
         return self._ranked(page)[0].read(page, first_frame, frames) if self.disks else None
 
-    def write(self, sealed: SealedPage) -> bool:
-        """Keeps `sealed`, whose buffers are the caller's again at the return.
     def lend(self, page: PageId) -> RecordLoan | NotLent:
         """Lends the record of `page` to a reader of its own, or says why not.
 
@@ -152,6 +152,8 @@ class Store:
         numbers = (disk.slab_number for disk in self.disks)
         return frozenset(number for number in numbers if number is not None)
 
+    def write(self, sealed: SealedPage) -> bool:
+        """Keeps `sealed`, whose buffers are the caller's again at the return.
 
         False if it was not kept; the metrics say why. True if it is there already.
         """
@@ -199,27 +201,75 @@ class Store:
     def pin(self, selector: Selector) -> None:
         """Spares what `selector` names from eviction, also after a restart.
 
-        Pinned pages are honoured up to half of a disk. Raises ResourceError `too_many_pins`.
+        Fetches nothing. Pins are honoured up to half of the disks: one that asks for more of what
+        is there already is refused; pages that come later and do not fit into that half go, oldest
+        first, as if they were not pinned. Raises ResourceError `pin_refused`, and `overloaded`
+        where no disk could note the pin, which is not kept then.
         """
-        if selector not in self._pins:
-            self._set_pins((*self._pins, selector))
+        with self._pins_lock:
+            if selector in self._pins:
+                return
+            before = self._pins
+            pins = (*before, selector)
+            self._check_pins(pins)
+            if not self._set_pins(pins):
+                self._set_pins(before)
+                raise _not_noted("pin")
 
-    def unpin(self, selector: Selector) -> None:
-        """Takes back a `pin` of just this selector; without one nothing happens."""
-        if selector in self._pins:
-            self._set_pins(tuple(pin for pin in self._pins if pin != selector))
+    def unpin(self, selector: Selector) -> bool:
+        """Takes back a `pin` of just this selector; returns whether there was one.
 
-    def _set_pins(self, pins: tuple[Selector, ...]) -> None:
-        if not Notes(pins=pins).fits:
-            raise ResourceError(
-                "too_many_pins",
-                f"{len(pins)} pins do not fit on a slab",
-                hint="pin a prefix instead of many objects, or take pins back",
+        Raises ResourceError `overloaded` where no disk could note it; the pin stays then.
+        """
+        with self._pins_lock:
+            if selector not in self._pins:
+                return False
+            before = self._pins
+            if not self._set_pins(tuple(pin for pin in before if pin != selector)):
+                self._set_pins(before)
+                raise _not_noted("unpin")
+            return True
+
+    def held(self, selector: Selector) -> tuple[int, int]:
+        """Pages that `selector` names, and the slab bytes that they take."""
+        return self._sum_held((selector,))
+
+    @property
+    def pin_room_bytes(self) -> int:
+        """Slab bytes that may still be pinned, over all caches."""
+        room = sum(disk.pinned_bytes_max - disk.pinned_bytes for disk in self.disks)
+        return max(0, room)
+
+    def _check_pins(self, pins: tuple[Selector, ...]) -> None:
+        limit = sum(disk.pinned_bytes_max for disk in self.disks)
+        if not limit:
+            raise _pin_refused(
+                "no disk is in use, and pins are about disks",
+                "configure a disk, or look at /readyz for why none works",
             )
+        if not Notes(pins=pins).fits:
+            raise _pin_refused(
+                f"{len(pins)} pins do not fit on a slab",
+                "pin a prefix instead of many objects, or take pins back",
+            )
+        _, wanted = self._sum_held(pins)
+        if wanted > limit:
+            raise _pin_refused(
+                f"{wanted} bytes of the disks would be pinned, and at most {limit} may be",
+                "take pins back, pin less, or give racerd more disk",
+            )
+
+    def _sum_held(self, selectors: tuple[Selector, ...]) -> tuple[int, int]:
+        counts = [disk.held(selectors) for disk in self.disks]
+        return sum(pages for pages, _ in counts), sum(size for _, size in counts)
+
+    def _set_pins(self, pins: tuple[Selector, ...]) -> bool:
+        """Returns whether a disk has noted them."""
         self._pins = pins
         self._pins_version += 1
-        for disk in self.disks:
-            disk.set_pins(pins, self._pins_version)
+        # Every disk is told, whether or not an earlier one has noted them.
+        noted = [disk.set_pins(pins, self._pins_version) for disk in self.disks]
+        return any(noted)
 
     def _agree_on_pins(self) -> None:
         """Disks that were away when pins changed learn the latest ones."""
@@ -294,6 +344,24 @@ class Store:
 
         order = sorted(range(len(self.disks)), key=score, reverse=True)
         return [self.disks[number] for number in order]
+
+
+def _pin_refused(message: str, hint: str) -> ResourceError:
+    return ResourceError("pin_refused", message, hint=hint)
+
+
+def _not_noted(what: str) -> ResourceError:
+    return ResourceError(
+        "overloaded",
+        f"no disk could note the {what}: it would be forgotten at the next start",
+        hint="try again; the log and /readyz say what is wrong with the disks",
+        retry=Retry.SAME,
+        retry_after_seconds=5.0,
+    )
+
+
+def _pinned_bytes(disk: Disk) -> Callable[[], float]:
+    return lambda: disk.pinned_bytes
 
 
 def _pins_version(notes: Notes) -> int:

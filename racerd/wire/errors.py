@@ -46,6 +46,7 @@ STATUS_OF_CODE: Mapping[str, int] = {
     "overloaded": 503,
     "targets_too_many": 503,
     "deadline_exceeded": 504,
+    "pin_refused": 507,
 }
 
 # The connection ends after these: where one request ends and the next starts may be in doubt.

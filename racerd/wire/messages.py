@@ -110,13 +110,32 @@ class ListObjects(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Evict(Message):
-    """`key` is a prefix, and may be empty, where `prefix` says so."""
+class SelectMessage(Message):
+    """A request about an object or, where `prefix` says so, a prefix, which may be empty."""
 
-    operation: ClassVar[str] = "evict"
     bucket: str
     key: bytes
     prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evict(SelectMessage):
+    operation: ClassVar[str] = "evict"
+
+
+@dataclass(frozen=True, slots=True)
+class PinObjects(SelectMessage):
+    operation: ClassVar[str] = "pin"
+
+
+@dataclass(frozen=True, slots=True)
+class UnpinObjects(SelectMessage):
+    operation: ClassVar[str] = "unpin"
+
+
+@dataclass(frozen=True, slots=True)
+class ListPins(Message):
+    operation: ClassVar[str] = "pins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +225,26 @@ def _list(path: Path, fields: Mapping[str, str], cache: str) -> Message:
     return ListObjects(bucket, prefix, delimiter, after, limit)
 
 
-def _evict(path: Path, fields: Mapping[str, str], cache: str) -> Message:
-    bucket, key = split_bucket(path.rest)
-    prefix = _query(path, "prefix").get("prefix", "false")
-    if prefix not in ("true", "false"):
-        _refuse(f"prefix={prefix[:20]} is neither true nor false", "write prefix=true")
-    if prefix == "true":
-        _check_bucket(bucket, key, cache)
-    else:
-        ObjectId(cache, bucket, key)
-    return Evict(bucket, key, prefix == "true")
+def _select_message(kind: type[SelectMessage]) -> _Parser:
+    def parse(path: Path, fields: Mapping[str, str], cache: str) -> Message:
+        bucket, key = split_bucket(path.rest)
+        prefix = _query(path, "prefix").get("prefix", "false")
+        if prefix not in ("true", "false"):
+            _refuse(f"prefix={prefix[:20]} is neither true nor false", "write prefix=true")
+        if prefix == "true":
+            _check_bucket(bucket, key, cache)
+        else:
+            ObjectId(cache, bucket, key)
+        return kind(bucket, key, prefix == "true")
+
+    return parse
+
+
+def _list_pins(path: Path, fields: Mapping[str, str], cache: str) -> Message:
+    if path.rest != "":
+        _refuse("all pins of a cache are listed together", "ask for /v1/pins/")
+    _no_query(path)
+    return ListPins()
 
 
 def _register_target(path: Path, fields: Mapping[str, str], cache: str) -> Message:
@@ -241,7 +270,10 @@ _OPERATIONS: Mapping[str, Mapping[str, _Parser]] = {
     "targets": {"POST": _register_target, "DELETE": _release_target},
     "host-read": {"POST": _host_read},
     "prefetch": {"POST": _object_message(Prefetch)},
-    "evict": {"POST": _evict},
+    "evict": {"POST": _select_message(Evict)},
+    "pin": {"POST": _select_message(PinObjects)},
+    "unpin": {"POST": _select_message(UnpinObjects)},
+    "pins": {"GET": _list_pins},
     "explain": {"GET": _object_message(Explain)},
 }
 

@@ -223,6 +223,29 @@ def test_what_was_evicted_is_gone(run: Callable[[Body], None]) -> None:
     run(body)
 
 
+def test_pins_are_kept_until_they_are_taken_back(run: Callable[[Body], None]) -> None:
+    """R24: exact names and prefixes are different pins; a pin tells what it holds."""
+
+    async def body(reader: Reader, origin: MemoryReader | ScriptedOrigin) -> None:
+        await reader.prefetch(await current(reader), 0, SIZE, context())
+        room = reader.pins.room_bytes
+        assert room > 0
+        pin = await reader.pins.pin("b", b"k", prefix=False)
+        assert (pin.bucket, pin.key, pin.prefix, pin.pages) == ("b", b"k", False, 4)
+        assert pin.bytes >= SIZE and reader.pins.room_bytes == room - pin.bytes
+        assert await reader.pins.pin("b", b"k", prefix=False) == pin, "twice is once"
+        everything = await reader.pins.pin("b", b"", prefix=True)
+        assert everything.pages == 4 and everything.prefix
+        assert await reader.pins.all() == [pin, everything]
+        assert not await reader.pins.unpin("b", b"k", prefix=True)
+        assert await reader.pins.unpin("b", b"k", prefix=False)
+        assert await reader.pins.all() == [everything]
+        assert await reader.pins.unpin("b", b"", prefix=True)
+        assert await reader.pins.all() == [] and reader.pins.room_bytes == room
+
+    run(body)
+
+
 def test_pages_are_explained(run: Callable[[Body], None]) -> None:
     async def body(reader: Reader, origin: MemoryReader | ScriptedOrigin) -> None:
         version = await current(reader)

@@ -78,7 +78,9 @@ async def play_on_socket(folder: Path, transcript: Transcript, memory: MemoryRea
         for entry in objects:
             source = rig.origin if memory is None else memory
             source.put(entry.key, entry.content, etag=entry.etag, bucket=entry.bucket)
-        if memory is not None and "error" in given:
+        if memory is not None and given.get("error") == "pin_refused":
+            memory.pins.limit_bytes = -1
+        elif memory is not None and "error" in given:
             memory.on_page = failing(given)
         if given.get("draining"):
             await play_while_draining(rig, transcript)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from racerd.errors import ResourceError
+from racerd.errors import ResourceError, Retry
 from racerd.ids import PageId
 from racerd.pages import PageGeometry
-from racerd.store import Store
+from racerd.store import Store, StoreSettings
 from racerd.store.buffers import aligned_buffer
 from racerd.store.device import BlockDevice
 from racerd.store.engine import Reservation
@@ -555,9 +555,53 @@ def test_too_many_pins_are_refused_with_advice(rig: Rig) -> None:
         store.pin(pin)
     with pytest.raises(ResourceError, match="do not fit") as caught:
         store.pin(Selector("models", "b", b"k" * 1001, exact=True))
-    assert caught.value.code == "too_many_pins" and caught.value.hint
+    assert caught.value.code == "pin_refused" and caught.value.hint
     assert store.pins == tuple(pins)
     assert rig.start().pins == store.pins
+
+
+def test_a_pin_of_more_than_may_be_pinned_is_refused(rig: Rig) -> None:
+    """R24: it is refused whole, with figures; what was pinned before stays as it was."""
+    store = rig.start()
+    small = Selector("models", "bucket", b"small", exact=True)
+    store.write(sealed(PageId(version(b"small"), 0)))
+    store.pin(small)
+    limit = store.disks[0].pinned_bytes_max
+    pages = [PageId(version(b"flood"), number) for number in range(100)]
+    for page in pages:
+        store.write(sealed(page))
+    everything = Selector("models", "bucket", b"", exact=False)
+    assert store.held(everything)[1] > limit
+    with pytest.raises(ResourceError, match=f"at most {limit} may be") as caught:
+        store.pin(everything)
+    assert caught.value.code == "pin_refused" and caught.value.hint
+    assert store.pins == (small,)
+    assert store.pin_room_bytes == limit - store.held(small)[1]
+    assert rig.start().pins == (small,)
+
+
+def test_a_pin_that_no_disk_can_note_is_not_kept(rig: Rig) -> None:
+    """R24: what would be forgotten at the next start is said, not promised."""
+    store = rig.filled(PAGES[:5])
+    kept = Selector("models", "bucket", b"", exact=False)
+    store.pin(kept)
+    rig.faults.vanished = True
+    for change in (store.pin, store.unpin):
+        selector = kept if change == store.unpin else Selector("models", "bucket", b"x", exact=True)
+        with pytest.raises(ResourceError, match="could note") as caught:
+            change(selector)
+        assert (caught.value.code, caught.value.retry) == ("overloaded", Retry.SAME)
+        assert store.pins == (kept,)
+    rig.faults.vanished = False
+    assert rig.start().pins == (kept,)
+
+
+def test_without_a_disk_nothing_can_be_pinned() -> None:
+    with Store(StoreSettings(()), GEOMETRY, Metrics()) as store:
+        with pytest.raises(ResourceError, match="no disk") as caught:
+            store.pin(Selector("models", "bucket", b"", exact=False))
+        assert caught.value.code == "pin_refused" and store.pins == ()
+        assert store.pin_room_bytes == 0
 
 
 def test_versions_are_found_in_what_is_stored(rig: Rig) -> None:

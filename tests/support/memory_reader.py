@@ -11,12 +11,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from itertools import groupby
 from typing import TypeVar
 
-from racerd.errors import RacerError, RequestError, Retry
+from racerd.errors import RacerError, RequestError, ResourceError, Retry
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.origin.protocol import ListedObject
 from racerd.pages import PageGeometry
 from racerd.read.plan import plan_pages
-from racerd.read.reader import Listing, PageExplanation, ReadReport, RequestContext, Resolution
+from racerd.read.reader import (
+    Listing,
+    PageExplanation,
+    Pin,
+    ReadReport,
+    RequestContext,
+    Resolution,
+)
 from racerd.runtime.deadline import Deadline
 from racerd.units import KIB
 
@@ -39,6 +46,7 @@ class MemoryReader:
         self.pages: dict[PageId, bytes] = {}
         self.last: dict[PageId, str] = {}
         self.on_page: Callable[[PageId], None] | None = None
+        self.pins = MemoryPins(self)
         self.reading = 0
         self.arrived = asyncio.Event()  # A read waits at the gate.
         self.cancelled = asyncio.Event()  # A read was cancelled, and may still cling.
@@ -120,13 +128,18 @@ class MemoryReader:
         return report
 
     async def evict(self, bucket: str, key: bytes, *, prefix: bool) -> tuple[int, int]:
+        gone = [self.pages.pop(page) for page in self.selected(bucket, key, prefix=prefix)]
+        return len(gone), sum(map(len, gone))
+
+    def selected(self, bucket: str, key: bytes, *, prefix: bool) -> list[PageId]:
+        """Kept pages of an object or of all under a prefix."""
+
         def matches(page: PageId) -> bool:
             found = page.version.object_id
             same = found.key.startswith(key) if prefix else found.key == key
             return found.bucket == bucket and same
 
-        gone = [self.pages.pop(page) for page in list(self.pages) if matches(page)]
-        return len(gone), sum(map(len, gone))
+        return [page for page in self.pages if matches(page)]
 
     async def explain(self, version: ObjectVersion, start: int, stop: int) -> list[PageExplanation]:
         def explained(page: PageId) -> PageExplanation:
@@ -204,6 +217,42 @@ class MemoryReader:
         if found is None:
             raise RequestError("not_found", f"{object_id.text} does not exist", hint="look again")
         return found
+
+
+class MemoryPins:
+    """Pins that are honoured, since nothing is evicted; `room_bytes` can be used up."""
+
+    def __init__(self, reader: MemoryReader) -> None:
+        self._reader = reader
+        self._made: list[tuple[str, bytes, bool]] = []
+        self.limit_bytes = 1 << 30
+
+    @property
+    def room_bytes(self) -> int:
+        return self.limit_bytes - sum(self._described(pin).bytes for pin in self._made)
+
+    async def pin(self, bucket: str, key: bytes, *, prefix: bool) -> Pin:
+        made = (bucket, key, prefix)
+        if made not in self._made:
+            if self._described(made).bytes > self.room_bytes:
+                raise ResourceError("pin_refused", "more than may be pinned", hint="pin less")
+            self._made.append(made)
+        return self._described(made)
+
+    async def unpin(self, bucket: str, key: bytes, *, prefix: bool) -> bool:
+        made = (bucket, key, prefix)
+        there = made in self._made
+        if there:
+            self._made.remove(made)
+        return there
+
+    async def all(self) -> list[Pin]:
+        return [self._described(made) for made in self._made]
+
+    def _described(self, made: tuple[str, bytes, bool]) -> Pin:
+        bucket, key, prefix = made
+        pages = self._reader.selected(bucket, key, prefix=prefix)
+        return Pin(bucket, key, prefix, len(pages), sum(len(self._reader.pages[p]) for p in pages))
 
 
 def _changed(object_id: ObjectId, etag: str) -> RequestError:

@@ -87,6 +87,7 @@ class FakeDaemon:
         self.targets: dict[str, tuple[int, int]] = {}
         self.connections = 0
         self.state = "ready"
+        self.pins: list[tuple[str | bool, ...]] = []
         self._hooks: list[Hook] = []
         self._lock = threading.Lock()
         self._open: dict[int, socket.socket] = {}
@@ -246,6 +247,8 @@ class FakeDaemon:
             return self._list(seen, *name)
         if operation == "targets":
             return self._register(seen, mine) if seen.method == "POST" else self._release(seen)
+        if operation in ("pin", "unpin", "pins"):
+            return self._pin(operation, rest, prefix=seen.query.get("prefix") == "true")
         if operation == "evict":
             return _json(pages=2, bytes=123)
         found = self.objects.get(name)
@@ -334,6 +337,25 @@ class FakeDaemon:
         if fd >= 0:
             os.close(fd)
         return fd >= 0
+
+    def _pin(self, operation: str, names: list[str], *, prefix: bool) -> Reply:
+        """Each pin takes 1,000 bytes of 10,000."""
+        made = (*names, prefix)
+        there = made in self.pins
+        if operation == "pin" and not there:
+            self.pins.append(made)
+        if operation == "unpin" and there:
+            self.pins.remove(made)
+        room = 10_000 - 1000 * len(self.pins)
+        if operation == "pin":
+            return _json(pages=1, bytes=1000, room_bytes=room)
+        if operation == "unpin":
+            return _json(removed=there, room_bytes=room)
+        shown = [
+            {"bucket": bucket, "key": key, "prefix": prefix, "pages": 1, "bytes": 1000}
+            for bucket, key, prefix in self.pins
+        ]
+        return _json(pins=shown, room_bytes=room)
 
     def _list(self, seen: Seen, bucket: str, prefix: bytes) -> Reply:
         if not bucket:

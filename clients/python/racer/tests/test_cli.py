@@ -94,6 +94,18 @@ def test_explain_evict_prefetch(daemon: FakeDaemon, run: Racer) -> None:
         }
     ]
     assert "2 pages" in done(run("evict", url))
+    assert "pinned: 1 pages" in done(run("pin", url))
+    (value,) = lines(run("pin", "-r", "racer://local/llama/", "--json"))
+    assert value["room_bytes"] == 8000
+    told = done(run("pins", "local"))
+    assert "object" in told and "prefix" in told and url in told and "2 pins" in told
+    (value,) = lines(run("pins", "local", "--json"))
+    assert [(pin["url"], pin["prefix"]) for pin in value["pins"]] == [
+        (url, False),
+        ("racer://local/llama/", True),
+    ]
+    assert "unpinned" in done(run("unpin", url))
+    assert "not pinned" in done(run("unpin", url))
     (value,) = lines(run("prefetch", "racer://local/llama/", "--json"))
     assert (value["objects"], value["bytes"], value["rungs"]) == (1, 5000, {"origin": 5000})
 

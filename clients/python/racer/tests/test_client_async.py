@@ -54,6 +54,9 @@ def test_calls_of_the_async_client(daemon: FakeDaemon, run: Run) -> None:
             assert [e.url async for e in client.list("racer://local/llama/")] == [small, url]
             assert (await client.prefetch(url)).pages == 1
             assert (await client.evict(url)).pages == 2
+            assert (await client.pin(url)).pages == 1
+            assert (await client.pins("local")).pins[0].url == url
+            assert (await client.unpin(url)).removed
             assert (await client.explain(url)).pages[0].rung == "disk"
             assert (await client.info("local")).page_bytes == MIB
             with pytest.raises(racer.NotFound):

@@ -193,6 +193,9 @@ def build(method: str, target: str, fields: dict[str, str]) -> Request | None:
         ),
         ("POST", "prefetch"): lambda: messages.prefetch_request(url, start, stop, etag),
         ("POST", "evict"): lambda: messages.evict_request(url, prefix="prefix=true" in query),
+        ("POST", "pin"): lambda: messages.pin_request(url, prefix="prefix=true" in query),
+        ("POST", "unpin"): lambda: messages.unpin_request(url, prefix="prefix=true" in query),
+        ("GET", "pins"): messages.pins_request,
         ("GET", "explain"): lambda: messages.explain_request(url, start, stop),
     }
     builder = builders.get((method, operation))
@@ -276,6 +279,17 @@ def check_answer(request: Request | None, head: ResponseHead, body: bytes, serve
             assert messages.read_prefetched(body)._asdict() == told
         case "POST", "evict":
             assert messages.read_evicted(body)._asdict() == told
+        case "POST", "pin":
+            assert messages.read_pinned(body)._asdict() == told
+        case "POST", "unpin":
+            assert messages.read_unpinned(body)._asdict() == told
+        case "GET", "pins":
+            pins = messages.read_pins("golden", body)
+            assert pins.room_bytes == told["room_bytes"]
+            assert [(RacerUrl.parse(pin.url).path, *pin[1:]) for pin in pins.pins] == [
+                (f"{p['bucket']}/{p['key']}", p["prefix"], p["pages"], p["bytes"])
+                for p in told["pins"]
+            ]
         case "GET", "explain":
             explanation = messages.read_explanation(url, body)
             assert [page.page for page in explanation.pages] == [p["index"] for p in told["pages"]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import racer
-from clients.python.racer.tests.fake_daemon import FakeDaemon
+from clients.python.racer.tests.fake_daemon import FakeDaemon, error
 from clients.python.racer.tests.patterns import MIB, pattern
 from racer.bulk import SMALL_BYTES
 from racer.transfer import PART_BYTES, RING_PART_BYTES, cut
@@ -280,6 +280,18 @@ def test_prefetch_evict_explain_info(daemon: FakeDaemon, client: racer.Client) -
     page = explanation.pages[0]
     assert (page.rung, page.why, page.last_rung) == ("disk", {"memory": "not kept"}, None)
     assert explanation.next_page is None
+    assert client.pin(url) == racer.Pinned(1, 1000, 9000)
+    assert client.pin("racer://local/llama/", prefix=True).room_bytes == 8000
+    assert daemon.seen[-1].query == {"prefix": "true"}
+    assert client.pins("local").pins == (
+        racer.Pin(url, False, 1, 1000),
+        racer.Pin("racer://local/llama/", True, 1, 1000),
+    )
+    assert client.unpin(url) == racer.Unpinned(True, 9000)
+    assert client.unpin(url) == racer.Unpinned(False, 9000)
+    daemon.on("POST /v1/pin", error(507, "pin_refused"))
+    with pytest.raises(racer.PinRefused):
+        client.pin(url)
     assert client.info("local").version == "9.9"
     assert client.caches() == ["local"]
 

@@ -23,7 +23,17 @@ from racer.errors import Closed, ProtocolError, RangeNotSatisfiable, VersionChan
 from racer.landing import Landing, Ring
 from racer.mapping import MappedObject
 from racer.memory import SharedMemory
-from racer.messages import Entry, Evicted, Explanation, Info, Prefetched, Stat
+from racer.messages import (
+    Entry,
+    Evicted,
+    Explanation,
+    Info,
+    Pinned,
+    Pins,
+    Prefetched,
+    Stat,
+    Unpinned,
+)
 from racer.ranges import stop_of, within
 from racer.socket_path import SocketPlace
 from racer.streaming import get
@@ -181,6 +191,35 @@ class Client:
             request, self._deadline(timeout), about=f"evicting {parsed}", idempotent=False
         )
         return messages.read_evicted(answer.body)
+
+    def pin(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Pinned:
+        """Spares an object, or (`prefix`) all under the URL, from eviction; also after a restart.
+
+        Fetches nothing: see `prefetch`. Raises PinRefused where there is no room for the pin.
+        """
+        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
+        request = messages.pin_request(parsed, prefix=prefix)
+        answer = self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=f"pinning {parsed}"
+        )
+        return messages.read_pinned(answer.body)
+
+    def unpin(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Unpinned:
+        """Takes back just the `pin` that was made with these arguments."""
+        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
+        request = messages.unpin_request(parsed, prefix=prefix)
+        answer = self._endpoint(parsed.cache).call(
+            request, self._deadline(timeout), about=f"unpinning {parsed}", idempotent=False
+        )
+        return messages.read_unpinned(answer.body)
+
+    def pins(self, cache: str, *, timeout: float | None = None) -> Pins:
+        """All pins of `cache`, and how much more may be pinned."""
+        RacerUrl(cache)
+        answer = self._endpoint(cache).call(
+            messages.pins_request(), self._deadline(timeout), about=f"the pins of {cache}"
+        )
+        return messages.read_pins(cache, answer.body)
 
     def explain(
         self,

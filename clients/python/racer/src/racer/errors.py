@@ -123,6 +123,12 @@ class Overloaded(RacerError):
     default_retry = "same"
 
 
+class PinRefused(RacerError):
+    """There is no room for the pin, or no disk to keep it on."""
+
+    default_code = "pin_refused"
+
+
 class Draining(Overloaded):
     """The daemon is shutting down; its successor will answer."""
 
@@ -210,6 +216,7 @@ _KINDS: dict[str, type[RacerError]] = {
     "targets_too_many": Overloaded,
     "overloaded": Overloaded,
     "draining": Draining,
+    "pin_refused": PinRefused,
     "origin_unavailable": OriginUnavailable,
     "origin_protocol": OriginUnavailable,
     "corrupt": Corrupt,

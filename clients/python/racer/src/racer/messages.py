@@ -114,6 +114,37 @@ class Evicted(NamedTuple):
     bytes: int
 
 
+class Pinned(NamedTuple):
+    """What a pin names of what the node's disks hold now, and the disk bytes still to be pinned."""
+
+    pages: int
+    bytes: int
+    room_bytes: int
+
+
+class Unpinned(NamedTuple):
+    """Whether there was such a pin, and the disk bytes that may be pinned now."""
+
+    removed: bool
+    room_bytes: int
+
+
+class Pin(NamedTuple):
+    """One pin of a cache: of the object at `url` or, with `prefix`, of all under it."""
+
+    url: str
+    prefix: bool
+    pages: int
+    bytes: int
+
+
+class Pins(NamedTuple):
+    """All pins of a cache, and the disk bytes that may still be pinned, by all caches together."""
+
+    pins: tuple[Pin, ...]
+    room_bytes: int
+
+
 class PageExplanation(NamedTuple):
     """Which rung would serve page number `page` now, why not an earlier one, and what the last
     read of it took."""
@@ -211,7 +242,24 @@ def prefetch_request(url: RacerUrl, start: int, stop: int | None, etag: str | No
 
 
 def evict_request(url: RacerUrl, *, prefix: bool) -> Request:
-    return Request("POST", f"/v1/evict/{url.path}{'?prefix=true' if prefix else ''}")
+    return _select_request("evict", url, prefix)
+
+
+def pin_request(url: RacerUrl, *, prefix: bool) -> Request:
+    return _select_request("pin", url, prefix)
+
+
+def unpin_request(url: RacerUrl, *, prefix: bool) -> Request:
+    return _select_request("unpin", url, prefix)
+
+
+def pins_request() -> Request:
+    return Request("GET", "/v1/pins/")
+
+
+def _select_request(operation: str, url: RacerUrl, prefix: bool) -> Request:
+    """About one object or, with `prefix`, about all that lies under the URL."""
+    return Request("POST", f"/v1/{operation}/{url.path}{'?prefix=true' if prefix else ''}")
 
 
 def explain_request(url: RacerUrl, start: int, stop: int | None) -> Request:
@@ -305,6 +353,12 @@ class _Object:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number")
         return float(value)
+
+    def truth(self, name: str) -> bool:
+        value = self._value.get(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
 
     def text(self, name: str) -> str:
         value = self._value.get(name)
@@ -481,6 +535,27 @@ def read_prefetched(body: bytes) -> Prefetched:
 def read_evicted(body: bytes) -> Evicted:
     value = _Object.of_body(body, "the answer to evict")
     return Evicted(value.number("pages"), value.number("bytes"))
+
+
+def read_pinned(body: bytes) -> Pinned:
+    value = _Object.of_body(body, "the answer to pin")
+    return Pinned(value.number("pages"), value.number("bytes"), value.number("room_bytes"))
+
+
+def read_unpinned(body: bytes) -> Unpinned:
+    value = _Object.of_body(body, "the answer to unpin")
+    return Unpinned(value.truth("removed"), value.number("room_bytes"))
+
+
+def read_pins(cache: str, body: bytes) -> Pins:
+    value = _Object.of_body(body, "the answer to pins")
+    pins = []
+    for item in value.items("pins"):
+        line = _Object(item, "a pin")
+        bucket = RacerUrl(cache, line.text("bucket"))
+        url = _listed(bucket, line.text("key"))
+        pins.append(Pin(url, line.truth("prefix"), line.number("pages"), line.number("bytes")))
+    return Pins(tuple(pins), value.number("room_bytes"))
 
 
 def read_explanation(url: RacerUrl, body: bytes) -> Explanation:

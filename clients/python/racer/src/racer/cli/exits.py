@@ -27,6 +27,7 @@ from racer.errors import (
     NotFound,
     OriginUnavailable,
     Overloaded,
+    PinRefused,
     RacerError,
     VersionChanged,
 )
@@ -43,6 +44,7 @@ _STATUSES: tuple[tuple[type[RacerError], int], ...] = (
     (DaemonUnavailable, 4),
     (VersionChanged, 5),
     (Forbidden, 6),
+    (PinRefused, 6),
     (Overloaded, 7),
     (DeadlineExceeded, 7),
     (OriginUnavailable, 7),

@@ -1,4 +1,4 @@
-"""`prefetch` and `evict`: what the node keeps.
+"""`prefetch`, `evict`, `pin`, `unpin`, `pins`: what the node keeps.
 
 Layer: cli commands.
 """
@@ -9,7 +9,7 @@ import argparse
 import threading
 
 from racer.cli.connect import open_client
-from racer.cli.output import ProgressBar, print_json, rungs_text
+from racer.cli.output import ProgressBar, print_json, print_table, rungs_text
 from racer.cli.prefixes import is_prefix, known_size, objects
 from racer.cli.units import format_bytes, format_rate
 from racer.cli.work import for_each
@@ -68,4 +68,44 @@ def run_evict(options: argparse.Namespace) -> int:
         print_json({"pages": done.pages, "bytes": done.bytes})
     else:
         print(f"{done.pages} pages, {format_bytes(done.bytes)} dropped")
+    return 0
+
+
+def run_pin(options: argparse.Namespace) -> int:
+    url = RacerUrl.parse(options.url)
+    with open_client(options) as client:
+        done = client.pin(url, prefix=is_prefix(url, recursive=options.recursive))
+    if options.json:
+        print_json(done._asdict())
+    else:
+        print(f"pinned: {done.pages} pages, {format_bytes(done.bytes)} on disk now")
+        print(f"  {format_bytes(done.room_bytes)} more may be pinned")
+    return 0
+
+
+def run_unpin(options: argparse.Namespace) -> int:
+    url = RacerUrl.parse(options.url)
+    with open_client(options) as client:
+        done = client.unpin(url, prefix=is_prefix(url, recursive=options.recursive))
+    if options.json:
+        print_json(done._asdict())
+    else:
+        print("unpinned" if done.removed else "it was not pinned (see `racer pins`)")
+    return 0
+
+
+def run_pins(options: argparse.Namespace) -> int:
+    with open_client(options) as client:
+        found = client.pins(options.cache)
+    if options.json:
+        pins = [pin._asdict() for pin in found.pins]
+        print_json({"pins": pins, "room_bytes": found.room_bytes})
+        return 0
+    rows = [
+        ("prefix" if pin.prefix else "object", str(pin.pages), format_bytes(pin.bytes), pin.url)
+        for pin in found.pins
+    ]
+    if rows:
+        print_table(("pin of", "pages", "on disk", "url"), rows, " rr")
+    print(f"{len(rows)} pins; {format_bytes(found.room_bytes)} more may be pinned")
     return 0
