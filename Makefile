@@ -44,6 +44,10 @@ test: lint ## everything that CI runs
 bench: dev ## ratios of this machine, see docs/performance.md
 	$(BIN)/python -m tools.bench
 
+torture: dev ## the long campaigns of docs/reliability.md: kill -9, failing disks
+	$(BIN)/python -m tools.torture kills --kills 200
+	$(BIN)/python -m tools.torture faults
+
 lock: dev ## resolve requirements*.lock anew
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
 		--allow-unsafe --output-file requirements.lock pyproject.toml requirements-build.in

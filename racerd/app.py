@@ -16,6 +16,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -373,7 +374,8 @@ def _disk_state(report: DiskReport) -> dict[str, object]:
         "reason": report.reason,
         "direct_io": report.direct,
         "pages": report.pages,
-        "recovering": not report.recovery.done,
+        "recovering": report.recovering,
+        "recovery": asdict(report.recovery),
     }
 
 

@@ -83,6 +83,15 @@ class DaemonProcess:
 
     def start(self) -> None:
         """Starts racerd and returns once it says that it is ready."""
+        self.spawn()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def spawn(self) -> None:
+        """Starts racerd and returns at once: what follows is `wait_ready`, or `kill`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         environ = {k: v for k, v in os.environ.items() if not k.startswith("RACER_")}
         with (self.folder / "log").open("ab") as log:
@@ -93,13 +102,10 @@ class DaemonProcess:
                 stderr=log,
                 env=environ | self.environ,
             )
-        try:
-            self._wait_ready()
-        except BaseException:
-            self.kill()
-            raise
 
-    def _wait_ready(self) -> None:
+    def wait_ready(self) -> None:
+        """Returns once racerd says that it is ready. Raises TimeoutError, or RuntimeError where
+        it ends before that; the process is then still to be `kill`ed, to be reaped."""
         assert self.process is not None and self.process.stdout is not None
         deadline = time.monotonic() + _READY_SECONDS
         text = b""

@@ -57,6 +57,7 @@ class DiskReport:
     live_bytes: int
     capacity_bytes: int
     index_bytes: int
+    recovering: bool
     recovery: Progress
 
 
@@ -247,6 +248,7 @@ class Disk:
             self.live_bytes,
             self.capacity_bytes,
             self.index_bytes,
+            self.recovering,
             self.progress,
         )
 

@@ -45,7 +45,7 @@ _ATTEMPTS = 3
 class Progress:
     """How far recovery is; read by other threads, written by one. `state` is for people."""
 
-    state: str = "waiting"
+    state: str = "the slab is not open"
     segments_total: int = 0
     segments_done: int = 0
     pages_from_checkpoint: int = 0
@@ -76,7 +76,7 @@ class Recovery:
         self._engine = engine
         self._lock = lock
         self.fences = list(slab.notes.fences)
-        self.progress = Progress(segments_total=len(engine.segments))
+        self.progress = Progress("reading the checkpoint", segments_total=len(engine.segments))
         self.losers: list[Dropped] = []
         self.headless: set[int] = set()  # Segments in use whose header is lost.
 

@@ -1,13 +1,11 @@
-"""The store on a real file system: O_DIRECT, threads, and kill -9 at any moment."""
+"""The store on a real file system: O_DIRECT, and many threads at once."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ from tests.support.store_pages import GEOMETRY, counted, read_back, sealed, sett
 PAGES = [PageId(version(b"big"), index) for index in range(60)] + [
     PageId(version(b"small/%d" % number, size=number * 777 + 1), 0) for number in range(60)
 ]
-KILLS = 12
 
 
 @pytest.fixture
@@ -170,53 +167,6 @@ def test_many_threads_at_once(slab: Path) -> None:
     with Store(settings(slab, capacity=3 * MIB), GEOMETRY, Metrics()) as store:
         recovered(store)
         assert sorted(page.text for page in PAGES if read_back(store, page)) == before
-
-
-WRITER = """
-import random, sys
-from pathlib import Path
-from tests.integration.test_store_on_disk import *
-chance = random.Random(int(sys.argv[2]))
-with Store(settings(Path(sys.argv[1]), capacity=3 * MIB), GEOMETRY, Metrics()) as store:
-    recovered(store)
-    print("ready", flush=True)
-    while True:
-        page = chance.choice(PAGES)
-        if chance.random() < 0.1:
-            store.evict_object(page.version.object_id)
-        elif chance.random() < 0.05:
-            store.checkpoint()
-        elif not read_back(store, page):
-            store.write(sealed(page))
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_at_any_moment_heals_by_itself(slab: Path) -> None:
-    """R23, F37: the slab opens every time, what it says is right, and it is full again soon."""
-    chance = random.Random(7)
-    pause = threading.Event()
-    for round_ in range(KILLS):
-        child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(slab), str(round_)],
-            stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )  # fmt: skip
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        pause.wait(chance.random() * 0.4)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-        metrics = Metrics()
-        with Store(settings(slab, capacity=3 * MIB), GEOMETRY, metrics) as store:
-            recovered(store)
-            for page in PAGES:
-                read_back(store, page)
-            assert store.disks[0].watch.reason == ""
-        # A kill loses no write that had returned: whatever was found by name is whole.
-        torn = counted(metrics, "racer_corrupt_pages_total")
-        assert torn <= 1, "only the record that was being written may be torn"
 
 
 def test_capacity_from_what_the_file_system_offers(slab: Path) -> None:
