@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -51,7 +52,10 @@ class Faults:
 
 
 class Medium:
-    """The bytes of a slab. `durable` survives a power loss, `now` also a kill."""
+    """The bytes of a slab. `durable` survives a power loss, `now` also a kill.
+
+    `injected` counts what went wrong, by kind.
+    """
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
@@ -62,6 +66,7 @@ class Medium:
         self.writes = 0
         self.flushed_writes = 0
         self.allocated = 0
+        self.injected: Counter[str] = Counter()
 
     def write(self, offset: int, data: bytes) -> None:
         assert offset % SECTOR == 0 and len(data) % SECTOR == 0
@@ -77,6 +82,7 @@ class Medium:
 
     def lose_power(self, *, everything: bool = False) -> None:
         """Of the writes since the last flush any may be there, missing, or there in part."""
+        self.injected["power losses"] += 1
         for offset, data in [] if everything else self.unflushed:
             for start in self._surviving_sectors(len(data)):
                 at = offset + start
@@ -97,12 +103,18 @@ class Medium:
 
     def rot(self, offset: int) -> None:
         """Flips a bit, now and for ever."""
+        self.injected["rot"] += 1
         flipped = self.now[offset] ^ 1 << self.chance.randrange(8)
         self.now[offset] = flipped
         self.durable[offset] = flipped
 
     def punch(self, offset: int, length: int) -> None:
         """Zeroes a range, as a hole in a file does."""
+        self.injected["holes"] += 1
+        self.zero(offset, length)
+
+    def zero(self, offset: int, length: int) -> None:
+        """As `punch`, when the store asks for it."""
         self.now[offset : offset + length] = bytes(length)
         self.durable[offset : offset + length] = bytes(length)
         self.unflushed = [w for w in self.unflushed if not offset <= w[0] < offset + length]
@@ -135,30 +147,41 @@ class FaultyDevice:
         assert not self.closed, f"{operation} after close"
         self.operations += 1
         if self.faults.latency_seconds:
+            self.medium.injected["latency"] += 1
             self._sleep(self.faults.latency_seconds)
         if self.faults.hang is not None:
+            self.medium.injected["hangs"] += 1
             self.running += 1
             self.faults.hang.wait()
             self.running -= 1
         if self.faults.vanished:
+            self._count("vanished")
             raise self._error(operation, errno.ENODEV, extent)
+
+    def _count(self, kind: str) -> None:
+        self.medium.injected[kind.replace("_", " ")] += 1
 
     def _error(self, operation: str, number: int, extent: Extent | None) -> DiskError:
         return DiskError(operation, self.path, number, extent=extent, alignment=BLOCK_BYTES)
 
-    def _happens(self, rate: float) -> bool:
-        return rate > 0 and self.medium.chance.random() < rate
+    def _happens(self, kind: str) -> bool:
+        """Whether the fault of this name, whose rate is set, happens now; it is counted then."""
+        rate: float = getattr(self.faults, kind)
+        happens = rate > 0 and self.medium.chance.random() < rate
+        if happens and kind != "rot":  # The medium counts that itself.
+            self._count(kind)
+        return happens
 
     def read(self, offset: int, buffers: Sequence[memoryview]) -> int:
         extent = Extent(offset, sum(len(buffer) for buffer in buffers))
         _check_alignment(extent, buffers)
         self._enter("read", extent)
-        if self._happens(self.faults.read_errors):
+        if self._happens("read_errors"):
             raise self._error("read", errno.EIO, extent)
-        if self._happens(self.faults.rot) and extent.length:
+        if self._happens("rot") and extent.length:
             self.medium.rot(offset + self.medium.chance.randrange(extent.length))
         stop = min(offset + extent.length, self.medium.size)
-        if self._happens(self.faults.short_reads):
+        if self._happens("short_reads"):
             stop = offset + (stop - offset) // 2 // SECTOR * SECTOR
         done = 0
         for buffer in buffers:
@@ -177,16 +200,18 @@ class FaultyDevice:
         self._crash_within(offset, data)
         self._enter("write", extent)
         if self.faults.read_only:
+            self._count("read_only")
             raise self._error("write", errno.EROFS, extent)
         if self.faults.no_space:
+            self._count("no_space")
             raise self._error("write", errno.ENOSPC, extent)
-        if self._happens(self.faults.write_errors):
+        if self._happens("write_errors"):
             cut = self.medium.chance.randrange(len(data) // SECTOR + 1) * SECTOR
             self.medium.write(offset, data[:cut])
             raise self._error("write", errno.EIO, extent)
-        if self._happens(self.faults.lost_writes):
+        if self._happens("lost_writes"):
             return
-        if self._happens(self.faults.misdirected_writes):
+        if self._happens("misdirected_writes"):
             blocks = (self.medium.size - len(data)) // BLOCK_BYTES
             offset = self.medium.chance.randrange(blocks + 1) * BLOCK_BYTES
         self.medium.write(offset, data)
@@ -196,13 +221,14 @@ class FaultyDevice:
         if left is None:
             return
         if left * SECTOR < len(data):
+            self._count("crashes within a write")
             self.medium.write(offset, data[: left * SECTOR])
             raise Crash
         self.faults.crash_after_sectors = left - len(data) // SECTOR
 
     def flush(self) -> None:
         self._enter("flush")
-        if self._happens(self.faults.write_errors):
+        if self._happens("write_errors"):
             raise self._error("flush", errno.EIO, None)
         self.medium.flush()
 
@@ -210,12 +236,13 @@ class FaultyDevice:
         assert extent.offset + extent.length <= self.medium.size, "space beyond the capacity"
         self._enter("allocate", extent)
         if self.faults.no_space:
+            self._count("no_space")
             raise self._error("allocate", errno.ENOSPC, extent)
         self.medium.allocated = max(self.medium.allocated, extent.offset + extent.length)
 
     def release(self, extent: Extent) -> None:
         self._enter("release", extent)
-        self.medium.punch(extent.offset, extent.length)
+        self.medium.zero(extent.offset, extent.length)
 
     def prove_writes(self) -> None:
         block = aligned_buffer(BLOCK_BYTES)

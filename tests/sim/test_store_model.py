@@ -8,6 +8,7 @@ loss; and what was dropped for good stays away. Accounting equals the medium at 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -80,6 +81,7 @@ class HealthyStore(RuleBasedStateMachine):
         self.gone: set[PageId] = set()
         self.evictions = 0.0
         self.lied = False
+        self.looked: Counter[str] = Counter()  # What the checks found: for campaigns.
         self.open()
 
     def open(self) -> None:
@@ -133,6 +135,8 @@ class HealthyStore(RuleBasedStateMachine):
     def check(self, page: PageId) -> None:
         """A read of `page` keeps every promise that was made."""
         found = read_back(self.store, page)
+        self.looked["right" if found else "missed"] += 1
+        self.looked["promised"] += page in self.kept
         self.after()
         if self.disk.watch.readable:
             assert found or page not in self.kept, f"{page.text} was kept and is not found"
@@ -212,6 +216,7 @@ class HealthyStore(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
+        self.medium.injected["kills"] += 1
         self.reopen()
 
     @rule()
