@@ -249,6 +249,15 @@ FAKE_API CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes,
   return copy_out(to, from, bytes, stream);
 }
 
+FAKE_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                       CUstream stream) {
+  FAKE_ENTER;
+  FAKE_CONTEXT;
+  if (!on_device(to, bytes) || !on_device(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  fake::enqueue(stream, [=] { copy_now(pointer(to), pointer(from), bytes); });
+  return CUDA_SUCCESS;
+}
+
 FAKE_API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
   FAKE_ENTER;
   FAKE_CONTEXT;

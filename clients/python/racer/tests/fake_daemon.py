@@ -240,7 +240,8 @@ class FakeDaemon:
                 origin="memory:",
                 page_bytes=self.page_bytes,
                 frame_bytes=4096,
-                gpu="off",
+                gpu="ready" if self.gpus else "off",
+                gpus=self.gpus,
                 state=self.state,
             )
         if operation == "list":
@@ -278,6 +279,8 @@ class FakeDaemon:
             return Reply(206, common, body)
         if operation == "host-read":
             return self._host_read(seen, etag, data, start, stop)
+        if operation == "gpu-read":
+            return self._gpu_read(seen, etag, data, start, stop)
         if operation == "prefetch":
             return _json(pages=1, bytes=stop - start, rungs={"origin": stop - start})
         if operation == "explain":
@@ -313,17 +316,47 @@ class FakeDaemon:
         reply.fields["ETag"] = etag
         return reply
 
+    def _gpu_read(self, seen: Seen, etag: str, data: bytes, start: int, stop: int) -> Reply:
+        """Through the memfd that stands for GPU memory where the stand-in driver is."""
+        offset = int(seen.fields.get("racer-target-offset", "0"))
+        assert not seen.descriptors
+        with self._lock:
+            known = self.targets.get(seen.fields["racer-target"])
+            if known is None:
+                return error(404, "target_unknown")
+            fd = os.dup(known[0])
+        try:
+            if offset + stop - start > known[1]:
+                return error(422, "target_too_small")
+            with mmap.mmap(fd, 0) as mapping:
+                mapping[offset : offset + stop - start] = data[start:stop]
+        finally:
+            os.close(fd)
+        rungs = {"cufile": stop - start}
+        reply = _json(bytes=stop - start, offset=start, size=len(data), rungs=rungs)
+        reply.fields["ETag"] = etag
+        return reply
+
+    def _gpu_refusal(self, seen: Seen) -> Reply | None:
+        if seen.fields["racer-gpu"] not in self.gpus:
+            return error(422, "gpu_unknown")
+        if "/memfd:fakegpu-" not in os.readlink(f"/proc/self/fd/{seen.descriptors[0]}"):
+            return error(422, "target_not_gpu_memory")
+        assert int(seen.fields["racer-target-bytes"]) == os.fstat(seen.descriptors[0]).st_size
+        return None
+
     def _register(self, seen: Seen, mine: list[str]) -> Reply:
         if len(seen.descriptors) != 1:
             return error(400, "descriptor_missing")
-        refusal = _refusal(seen.descriptors[0])
+        kind = seen.fields.get("racer-target-kind", "host")
+        refusal = self._gpu_refusal(seen) if kind == "gpu" else _refusal(seen.descriptors[0])
         if refusal is not None:
             return refusal
         target, size = os.urandom(16).hex(), os.fstat(seen.descriptors[0]).st_size
         with self._lock:
             self.targets[target] = (os.dup(seen.descriptors[0]), size)
         mine.append(target)
-        reply = _json(id=target, kind="host", bytes=size)
+        reply = _json(id=target, kind=kind, bytes=size)
         reply.status = 201
         return reply
 

@@ -22,7 +22,7 @@ from racer.errors import (
     ProtocolError,
     RacerError,
 )
-from racer.landing import Ring, RingHold
+from racer.landing import Ring, SlotsHold
 from racer.memory import SharedMemory
 from racer.messages import add_rungs
 from racer.streaming import get_into
@@ -97,7 +97,7 @@ def _through_ring(read: BulkRead, position: int, ring: Ring, deadline: Deadline)
         yield from _held(read, parts, hold)
 
 
-def _held(read: BulkRead, parts: Iterator[Part], hold: RingHold) -> Iterator[Chunk]:
+def _held(read: BulkRead, parts: Iterator[Part], hold: SlotsHold[Target]) -> Iterator[Chunk]:
     reads = HostReads(read.endpoint, read.url, read.etag, seconds=read.seconds)
     running = reads.run(parts, hold)
     try:

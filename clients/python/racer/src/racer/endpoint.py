@@ -23,6 +23,7 @@ from racer.errors import (
     TargetRefused,
 )
 from racer.exchange import Answer
+from racer.gpu_rung import GpuRung
 from racer.messages import Info
 from racer.pool import ConnectionPool
 from racer.retry import Retries
@@ -40,6 +41,7 @@ class EndpointState:
         self.path = place.path_for(cache)
         self.ever_connected = False
         self.stream_only: RacerError | None = None  # Why host-reads are not tried any more.
+        self.gpu_rung = GpuRung(cache)
         self._said: set[str] = set()
         self._info: Info | None = None
         # In a run directory the folder is the cache's name. Paths of requests do not carry it:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from racer import messages
 from racer.deadline import Deadline
@@ -19,7 +19,7 @@ from racer.errors import Closed, RacerError
 from racer.memory import PageKind, SharedMemory
 from racer.messages import HostRead, add_rungs
 from racer.streaming import get_into
-from racer.target import Target
+from racer.target import Registered, Target
 from racer.transfer import (
     PART_BYTES,
     RING_PART_BYTES,
@@ -158,7 +158,10 @@ def merge(first: HostRead, second: HostRead) -> HostRead:
     return HostRead(first.bytes + second.bytes, first.offset, second.size, second.etag, rungs)
 
 
-class Ring:
+S = TypeVar("S", bound=Registered[Any])
+
+
+class SharedSlots(Generic[S]):
     """Up to `slots` targets of `slot_bytes`, shared by the threads of a client.
 
     Made when they are needed and kept for the next read. A reader holds at least one and takes
@@ -166,30 +169,34 @@ class Ring:
     back, and another one is made in its place.
     """
 
-    def __init__(self, slot_bytes: int = RING_PART_BYTES, slots: int = RING_SLOTS) -> None:
+    def __init__(self, slot_bytes: int, slots: int) -> None:
         self.slot_bytes = slot_bytes
         self._slots = slots
         self._made = 0
         self._free = threading.Condition(threading.Lock())
-        self._targets: list[Target] = []
+        self._targets: list[S] = []
         self._closed = False
 
-    def enter(self, deadline: Deadline) -> RingHold:
-        """Takes one slot, waiting for it up to `deadline`. Raises MemoryUnavailable."""
+    def make(self) -> S | None:
+        """Another target; None where there is no room for it beside those that there are."""
+        raise NotImplementedError
+
+    def enter(self, deadline: Deadline) -> SlotsHold[S]:
+        """Takes one slot, waiting for it up to `deadline`. Raises what `make` raises."""
         with self._free:
             while True:
                 target = self._take()
                 if target is not None:
-                    return RingHold(self, target)
+                    return SlotsHold(self, target)
                 if not self._free.wait(deadline.remaining):
                     raise deadline.exceeded()
 
-    def take_nowait(self) -> Target | None:
+    def take_nowait(self) -> S | None:
         """Another slot, or None where all are in use."""
         with self._free:
             return self._take()
 
-    def _take(self) -> Target | None:
+    def _take(self) -> S | None:
         """With the lock held. The slot used last comes first: its memory is warm."""
         if self._closed:
             raise Closed("the client was closed")
@@ -197,11 +204,11 @@ class Ring:
             return self._targets.pop()
         if self._made == self._slots:
             return None
-        target = Target(SharedMemory.allocate(self.slot_bytes))
-        self._made += 1
+        target = self.make()
+        self._made += target is not None
         return target
 
-    def give_back(self, target: Target) -> None:
+    def give_back(self, target: S) -> None:
         with self._free:
             keep = not (self._closed or target.lost or target.memory.closed)
             if keep:
@@ -229,32 +236,44 @@ class Ring:
             target.memory.close()
 
 
-class RingHold:
-    """One reader's slots of the ring: the `Slots` of its `HostReads`. A context manager."""
+class Ring(SharedSlots[Target]):
+    """The slots in shared memory."""
 
-    def __init__(self, ring: Ring, first: Target) -> None:
-        self._ring = ring
-        self._spare: Target | None = first
-        self._used: list[Target] = []
+    def __init__(self, slot_bytes: int = RING_PART_BYTES, slots: int = RING_SLOTS) -> None:
+        super().__init__(slot_bytes, slots)
+
+    def make(self) -> Target:
+        """Raises MemoryUnavailable."""
+        return Target(SharedMemory.allocate(self.slot_bytes))
+
+
+class SlotsHold(Generic[S]):
+    """One reader's slots: the `Slots` of its `HostReads`. A context manager."""
+
+    def __init__(self, slots: SharedSlots[S], first: S) -> None:
+        self._slots = slots
+        self._spare: S | None = first
+        self._used: list[S] = []
 
     def take(self, part: Part) -> Place | None:
-        assert part.length <= self._ring.slot_bytes
+        assert part.length <= self._slots.slot_bytes
         target, self._spare = self._spare, None
         if target is None:
-            target = self._ring.take_nowait()
+            target = self._slots.take_nowait()
         if target is None:
             return None
         self._used.append(target)
         return Place(target, 0)
 
     def give_back(self, place: Place) -> None:
-        self._used.remove(place.target)
+        target = next(used for used in self._used if used is place.target)
+        self._used.remove(target)
         if self._spare is None:
-            self._spare = place.target  # Whoever reads goes on without waiting for others.
+            self._spare = target  # Whoever reads goes on without waiting for others.
         else:
-            self._ring.give_back(place.target)
+            self._slots.give_back(target)
 
-    def __enter__(self) -> RingHold:
+    def __enter__(self) -> SlotsHold[S]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -263,4 +282,4 @@ class RingHold:
             targets.append(self._spare)
             self._spare = None
         for target in targets:
-            self._ring.give_back(target)
+            self._slots.give_back(target)

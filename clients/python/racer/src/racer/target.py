@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from racer import messages
 from racer.connection import Connection
@@ -21,14 +22,38 @@ from racer.deadline import Deadline
 from racer.endpoint import Endpoint
 from racer.errors import Closed, Forked, MemoryLost, RacerError, TargetRefused
 from racer.memory import SharedMemory
+from racer.wire import Request
 
 RELEASE_SECONDS = 2.0
 
 
-class TargetMemory:
+class Memory(Protocol):
+    """What can be a target: `fd` is what the daemon gets, for `target_bytes` bytes."""
+
+    fd: int
+    target_bytes: int
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def touched(self) -> bool:
+        """Whether every page was written already."""
+
+    def touch(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+M = TypeVar("M", bound=Memory)
+
+
+class TargetMemory(Generic[M]):
     """Memory, and whether it may be read into. What the blocking and the asyncio target share."""
 
-    def __init__(self, memory: SharedMemory) -> None:
+    operation: ClassVar[str] = messages.HOST_READ
+
+    def __init__(self, memory: M) -> None:
         self.memory = memory
         self._pid = os.getpid()
         self._lost = False
@@ -61,10 +86,10 @@ class TargetMemory:
             raise Closed("this memory was closed")
 
 
-class Target(TargetMemory):
+class Registered(TargetMemory[M]):
     """Owns `memory` and its registrations."""
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: M) -> None:
         super().__init__(memory)
         self._lock = threading.Lock()
         self._registered: dict[Endpoint, tuple[Connection, str]] = {}
@@ -95,7 +120,7 @@ class Target(TargetMemory):
     def _register(self, endpoint: Endpoint, deadline: Deadline) -> tuple[Connection, str]:
         connection = endpoint.pool.dedicated()
         try:
-            request = messages.register_request()
+            request = self._register_request()
             answer = connection.exchange(request, deadline, [self.memory.fd])
             if answer.head.status >= 400:
                 raise messages.error_of(answer.head, answer.body, about="registering memory")
@@ -103,6 +128,9 @@ class Target(TargetMemory):
         except BaseException:
             connection.close()
             raise
+
+    def _register_request(self) -> Request:
+        return messages.register_request()
 
     def forget(self, endpoint: Endpoint, target_id: str) -> None:
         """The daemon does not know `target_id` (any more)."""
@@ -112,15 +140,15 @@ class Target(TargetMemory):
                 del self._registered[endpoint]
                 known[0].close()
 
-    def release(self) -> None:
-        """Has the daemons let go of the memory, which stays.
+    def release(self) -> bool:
+        """Has the daemons let go of the memory, which stays; returns whether all said so.
 
         A daemon that does not answer in time lets go when it sees the connection end.
         """
         with self._lock:
             registered, self._registered = self._registered, {}
-        for connection, target_id in registered.values():
-            _release(connection, target_id)
+        said = [_release(connection, target_id) for connection, target_id in registered.values()]
+        return all(said)
 
     def close(self) -> None:
         """`release`, then gives the memory up; done twice it does nothing."""
@@ -134,18 +162,24 @@ class Target(TargetMemory):
             connection.close()
 
 
-def _release(connection: Connection, target_id: str) -> None:
+class Target(Registered[SharedMemory]):
+    """Shared memory and its registrations."""
+
+
+def _release(connection: Connection, target_id: str) -> bool:
     try:
-        if connection.is_fresh():
-            deadline = Deadline.after(RELEASE_SECONDS)
-            connection.exchange(messages.release_request(target_id), deadline)
+        if not connection.is_fresh():
+            return False
+        deadline = Deadline.after(RELEASE_SECONDS)
+        answer = connection.exchange(messages.release_request(target_id), deadline)
+        return answer.head.status < 400
     except RacerError:
-        return  # The end of the connection releases the target as well.
+        return False  # The end of the connection releases the target as well.
     finally:
         connection.close()
 
 
-_TARGETS: weakref.WeakSet[Target] = weakref.WeakSet()
+_TARGETS: weakref.WeakSet[Registered[Any]] = weakref.WeakSet()
 
 
 def _forget_registrations() -> None:

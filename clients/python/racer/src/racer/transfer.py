@@ -11,7 +11,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from racer import messages
 from racer.connection import Connection
@@ -20,7 +20,7 @@ from racer.endpoint import Endpoint
 from racer.errors import ConnectionLost, RacerError, TargetRefused
 from racer.messages import HostRead
 from racer.retry import Retries
-from racer.target import Target
+from racer.target import Registered
 from racer.urls import RacerUrl
 
 IN_FLIGHT = 8
@@ -58,7 +58,7 @@ def cut(start: int, stop: int, part_bytes: int, page_bytes: int) -> Iterator[Par
 class Place(NamedTuple):
     """Where a part lands: at `offset` of the target."""
 
-    target: Target
+    target: Registered[Any]
     offset: int
 
 
@@ -75,7 +75,7 @@ class Slots(Protocol):
 class Spread:
     """Each part at its own place in one target: the object's byte `start` lies at `base`."""
 
-    def __init__(self, target: Target, start: int, base: int = 0) -> None:
+    def __init__(self, target: Registered[Any], start: int, base: int = 0) -> None:
         self._target = target
         self._shift = base - start
 
@@ -179,7 +179,8 @@ class HostReads:
         sent = {f.connection.fileno(): f for f in self._flights if f.connection is not None}
         if not sent:
             pauses = [f.not_before for f in self._flights if f.done is None]
-            time.sleep(max(0.0, min(pauses) - time.monotonic()))
+            if pauses:  # None is left where all that were to be sent were passed over.
+                time.sleep(max(0.0, min(pauses) - time.monotonic()))
             return
         self._receive_some(sent)
 
@@ -206,6 +207,7 @@ class HostReads:
                     self._etag,
                     target=flight.target_id,
                     target_offset=flight.place.offset,
+                    operation=flight.place.target.operation,
                 ),
                 deadline,
                 [flight.place.target.memory.fd] if self._one_shot else (),
@@ -241,6 +243,11 @@ class HostReads:
         except RacerError as error:
             self._failed(flight, error)
 
+    def passes_over(self, error: RacerError) -> bool:
+        """Whether a part that was answered by `error` is handed out as it is (of its bytes none
+        were written) instead of ending the read."""
+        return False
+
     def _failed(self, flight: _Flight, error: RacerError) -> None:
         """Schedules the part's next try. Raises `error` where there is none."""
         connection, flight.connection = flight.connection, None
@@ -257,6 +264,9 @@ class HostReads:
             lost = ConnectionLost(error.message, hint=error.hint)
             lost.unsent = True
             error = lost
+        if connection is None and self.passes_over(error):
+            flight.done = HostRead(0, flight.part.start, 0, self._etag or "", {})
+            return
         if self._one_shot and flight.place.target.can_be_touched(error):
             flight.place.target.memory.touch()
             return

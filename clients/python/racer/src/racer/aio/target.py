@@ -18,7 +18,7 @@ from racer.target import RELEASE_SECONDS, TargetMemory
 from racer.transfer import RING_PART_BYTES, RING_SLOTS
 
 
-class AsyncTarget(TargetMemory):
+class AsyncTarget(TargetMemory[SharedMemory]):
     """Owns `memory` and its registrations."""
 
     def __init__(self, memory: SharedMemory) -> None:
