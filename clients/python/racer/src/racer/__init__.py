@@ -24,6 +24,8 @@ from racer.errors import (
     Draining,
     Forbidden,
     Forked,
+    GpuError,
+    GpuUnavailable,
     InternalError,
     MemoryLost,
     MemoryUnavailable,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from racer.aio import AsyncClient, AsyncLanding, AsyncMapping
     from racer.client import Client
     from racer.landing import Landing
+    from racer.gpu import GpuBuffer
     from racer.loading import LoadReport, TensorStream, load
     from racer.mapping import MappedObject
     from racer.messages import (
@@ -57,10 +60,12 @@ if TYPE_CHECKING:
         Pins,
         Prefetched,
         Stat,
+        SharedPart,
         Unpinned,
     )
     from racer.safetensors import SafetensorsError
     from racer.tensor_file import TensorFile, safe_open
+    from racer.shared import SharedChunk
 
 __version__ = "0.1.0"
 
@@ -70,6 +75,7 @@ _LAZY = {
     "AsyncMapping": "racer.aio",
     "Client": "racer.client",
     "Landing": "racer.landing",
+    "GpuBuffer": "racer.gpu",
     "MappedObject": "racer.mapping",
     "Entry": "racer.messages",
     "Evicted": "racer.messages",
@@ -112,6 +118,9 @@ __all__ = [
     "HostRead",
     "Info",
     "InternalError",
+    "GpuBuffer",
+    "GpuError",
+    "GpuUnavailable",
     "Landing",
     "LoadReport",
     "MappedObject",

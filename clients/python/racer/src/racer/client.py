@@ -14,6 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 from racer import bulk, messages
 from racer.bulk import SMALL_BYTES, BulkRead
@@ -41,7 +42,11 @@ from racer.urls import RacerUrl
 
 Buffer = bytearray | memoryview
 Url = str | RacerUrl
+if TYPE_CHECKING:
+    from racer.gpu import GpuBuffer, GpuSide
 
+
+GpuArray = Any  # There is no type for "speaks DLPack, or has __cuda_array_interface__".
 TIMEOUT_SECONDS = 300.0
 CONNECTIONS_MAX = 16
 _LIST_LIMIT = 1000
@@ -78,6 +83,7 @@ class Client:
         self._ring = Ring()
         self._closed = False
         _CLIENTS.add(self)
+        self._gpu: GpuSide | None = None
 
     # --- lifetime ---------------------------------------------------------------------------
 
@@ -98,6 +104,8 @@ class Client:
             endpoints = list(self._endpoints.values())
         self._ring.close()
         for endpoint in endpoints:
+        if self._gpu is not None:
+            self._gpu.close()
             endpoint.pool.close()
 
     def abort(self) -> None:
@@ -285,7 +293,7 @@ class Client:
     def read_into(
         self,
         url: Url,
-        buffer: Buffer,
+        buffer: Buffer | GpuArray,
         offset: int = 0,
         *,
         etag: str | None = None,
@@ -294,7 +302,9 @@ class Client:
         """Fills a writable buffer from `offset` on; returns how many bytes came.
 
         That is the buffer's length, or less where the object ends. On an error the buffer holds
-        nothing to rely on.
+        nothing to rely on. `buffer` may be in GPU memory: a `GpuBuffer`, or a contiguous array of
+        torch, cupy, numba or whatever speaks DLPack or has `__cuda_array_interface__`. The bytes
+        are there when the call returns; see docs/client.md for the way that they take.
         """
         parsed = RacerUrl.parse_object(url)
         seconds = self.timeout if timeout is None else timeout
@@ -315,6 +325,11 @@ class Client:
                     bulk.fill(read, self._ring, wanted)
             return end - start
 
+        if not isinstance(buffer, bytearray | memoryview) and _may_be_gpu(buffer):
+            from racer.gpu import is_gpu_destination
+
+            if is_gpu_destination(buffer):
+                return self._read_into_gpu(parsed, buffer, offset, etag, seconds)
     def stream(
         self,
         url: Url,
@@ -330,6 +345,43 @@ class Client:
         early only through `contextlib.closing`, so that its reads end there and then.
         """
         parsed = RacerUrl.parse_object(url)
+    def _read_into_gpu(
+        self, url: RacerUrl, array: GpuArray, offset: int, etag: str | None, seconds: float
+    ) -> int:
+        from racer.gpu import GpuPlace
+
+        with GpuPlace(array) as place:
+            stat = self.stat(url, etag=etag, timeout=seconds)
+            start, end = within(url, offset, offset + place.nbytes, stat.size)
+            if start < end:
+                read = self._bulk(url, start, end, stat.etag, seconds)
+                self._gpu_side().fill(read, place)
+            return end - start
+
+    def gpu_alloc(self, nbytes: int, device: object = 0) -> GpuBuffer:
+        """Makes `nbytes` of GPU memory that the daemon writes into; the caller closes it.
+
+        `device` is a number, "cuda:1", "GPU-<uuid>" or a torch.device; no other GPU is touched.
+        torch, cupy and numba use the memory without a copy. Raises GpuUnavailable where there is
+        no such GPU, GpuError where it has no room.
+        """
+        with self._lock:
+            if self._closed:
+                raise Closed("the client was closed")
+        from racer.gpu import alloc
+
+        return alloc(nbytes, device)
+
+    def _gpu_side(self) -> GpuSide:
+        from racer.gpu import GpuSide
+
+        with self._lock:
+            if self._closed:
+                raise Closed("the client was closed")
+            if self._gpu is None:
+                self._gpu = GpuSide(self._ring)
+            return self._gpu
+
         stop = stop_of(offset, length)
         seconds = self.timeout if timeout is None else timeout
         stat = self.stat(parsed, etag=etag, timeout=seconds)
@@ -414,3 +466,10 @@ def _start_clients_afresh() -> None:
 
 
 os.register_at_fork(after_in_child=_start_clients_afresh)
+        if self._gpu is not None:
+            self._gpu.after_fork_in_child()
+
+
+def _may_be_gpu(buffer: object) -> bool:
+    """Whether it is worth looking closer."""
+    return hasattr(buffer, "__dlpack_device__") or hasattr(buffer, "__cuda_array_interface__")

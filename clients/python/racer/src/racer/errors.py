@@ -102,6 +102,23 @@ class TargetRefused(RacerError):
     default_code = "target_not_memory"
 
 
+class GpuUnavailable(RacerError):
+    """A GPU cannot be used for this, here or by the daemon, now or ever; `code` says why.
+
+    `read_into` does not raise it: it goes on through host memory, and the log says so once.
+    """
+
+    default_code = "gpu_unavailable"
+    default_retry = "same"
+
+
+class GpuError(RacerError):
+    """A call of the NVIDIA driver failed in this process; `native` is its CUresult."""
+
+    default_code = "gpu_error"
+    native: int = 0
+
+
 class OriginUnavailable(RacerError):
     """The origin cannot be reached, or answers what it must not."""
 
@@ -219,7 +236,14 @@ _KINDS: dict[str, type[RacerError]] = {
     "pin_refused": PinRefused,
     "origin_unavailable": OriginUnavailable,
     "origin_protocol": OriginUnavailable,
+    "target_misaligned": TargetRefused,
+    "target_not_gpu_memory": TargetRefused,
+    "target_wrong_kind": TargetRefused,
     "corrupt": Corrupt,
+    "gpu_unknown": GpuUnavailable,
+    "gpu_unavailable": GpuUnavailable,
+    "gpu_lost": GpuUnavailable,
+    "gpu_out_of_memory": GpuUnavailable,
     "deadline_exceeded": DeadlineExceeded,
     "internal": InternalError,
 }

@@ -29,7 +29,9 @@ from racer.urls import SCHEME, RacerUrl, percent_decode, percent_encode
 from racer.wire import ContentRange, Request, ResponseHead, is_etag
 
 PROTOCOL_VERSION = 1
-RUNGS = ("memory", "disk", "peer", "origin")
+RUNGS = ("memory", "cufile", "disk", "peer", "origin")
+HOST_READ = "host-read"
+GPU_READ = "gpu-read"
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -46,6 +48,8 @@ class Info(NamedTuple):
     frame_bytes: int
     gpu: str
     state: str
+    gpus: tuple[str, ...] = ()
+    share_chunk_bytes: int = 0  # How objects are cut for `share`; 0 where no memory is shared.
 
 
 class Stat(NamedTuple):
@@ -205,18 +209,22 @@ def host_read_request(
     target: str | None,
     target_offset: int,
 ) -> Request:
-    """A read of `[start, stop)` into a registered target, or (None) a descriptor sent with it."""
+    """A read of `[start, stop)` into a registered target, or (None) a descriptor sent with it.
+
+    `operation` is GPU_READ for a target in GPU memory.
+    """
     fields = [_range(*part), *_pinned(etag)]
     if target is not None:
         fields.append(("Racer-Target", target))
     if target_offset:
         fields.append(("Racer-Target-Offset", str(target_offset)))
-    return Request("POST", f"/v1/host-read/{url.path}", tuple(fields))
+    return Request("POST", f"/v1/{operation}/{url.path}", tuple(fields))
 
 
 def register_request() -> Request:
     return Request("POST", "/v1/targets", (("Racer-Target-Kind", "host"),))
 
+    operation: str = HOST_READ,
 
 def release_request(target: str) -> Request:
     return Request("DELETE", f"/v1/targets/{target}")
@@ -231,6 +239,16 @@ def list_request(
     if delimiter is not None:
         # A slash is plain in a path but not in every reader's idea of a query.
         query.append(f"delimiter={percent_encode(delimiter)}")
+def register_gpu_request(uuid: str, nbytes: int) -> Request:
+    """Registers an exported allocation of `nbytes` on the GPU `uuid` ("GPU-…")."""
+    fields = (
+        ("Racer-Target-Kind", "gpu"),
+        ("Racer-Gpu", uuid),
+        ("Racer-Target-Bytes", str(nbytes)),
+    )
+    return Request("POST", "/v1/targets", fields)
+
+
     if after is not None:
         query.append(f"after={after}")
     return Request("GET", f"/v1/list/{url.path}?{'&'.join(query)}")
@@ -393,6 +411,13 @@ def _require_etag(head: ResponseHead) -> str:
         raise ProtocolError(f"an answer (status {head.status}) without ETag")
     return head.etag
 
+    def texts_of(self, name: str) -> tuple[str, ...]:
+        """A list of strings; none where it is absent."""
+        items = [] if self._value.get(name) is None else self.items(name)
+        if not all(isinstance(item, str) for item in items):
+            raise self._wrong(name, "a list of strings")
+        return tuple(items)
+
 
 def read_info(body: bytes) -> Info:
     value = _Object.of_body(body, "the answer to /v1/info")
@@ -430,6 +455,8 @@ def read_body_head(head: ResponseHead, start: int, stop: int | None, etag: str |
     """
     served = _require_etag(head)
     _check_version(served, etag)
+        value.texts_of("gpus"),
+        value.number_or_none("share_chunk_bytes") or 0,
     if head.status == 206:
         got = head.content_range
         if got is None:
