@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help install dev demo test lint format bench torture lock clean
+.PHONY: help install dev vllm-env demo test lint format bench torture lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -11,10 +11,10 @@ help: ## what can be made
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python requirements.lock pyproject.toml clients/python/racer/pyproject.toml
+$(VENV)/.installed: $(BIN)/python requirements.lock pyproject.toml $(wildcard clients/python/*/pyproject.toml)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-		-e . -e ./clients/python/racer
+		-e . -e ./clients/python/racer -e ./clients/python/racer-vllm
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed requirements-dev.lock
@@ -24,6 +24,9 @@ $(VENV)/.dev: $(VENV)/.installed requirements-dev.lock
 install: $(VENV)/.installed ## .venv with racerd, racer and the client
 
 dev: $(VENV)/.dev ## install, and what tests and linters need
+
+vllm-env: ## the environment with real vLLM for tests/vllm: 3 GB, outside of this folder
+	PYTHON=$(PYTHON) tests/servers/install_vllm.sh
 
 demo: install ## serve a sample model and load it cold, from disk and from memory
 	$(BIN)/python -m tools.demo

@@ -1,0 +1,315 @@
+"""A model directory without the weights: what an engine reads before it loads them.
+
+Layer: on the client, `choice` and `record`. `survey` finds out what a model is made of and in which
+version; `write` makes a directory of it. Written are the files that are copied whole, the *headers*
+of the weight files, and last `racer-model.json`.
+
+Why headers: engines look into them before they load. vLLM takes from there whether the checkpoint
+has an output layer of its own although the configuration says that it is tied, which layers of a
+GPTQ or AWQ model are not quantised, and the data type where the configuration names none. A file
+that ends after its header is refused by every safetensors reader as soon as a tensor is wanted, so
+that such a directory is never taken for the weights themselves.
+
+A file appears under its name only when it is whole; one writer at a time holds the directory's
+lock, and others then find everything done; what is there in the right version is not read again.
+Names come from an origin and do not leave the directory. A file that somebody else put there is
+not replaced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from racer.cli.files import check_distinct, opened_folder, safe_parts, whole_file, write_all
+from racer.cli.work import for_each
+from racer.errors import NotFound, RacerError, VersionChanged
+from racer.models.directory import ModelDirectory
+from racer.models.prefix import RacerSource
+from racer.models.source import SourceFile
+from racer.safetensors.header import LENGTH_BYTES, header_stop_untrusted, parse_header
+from racer.urls import RacerUrl
+from racer_vllm.choice import CONFIG_NAMES, WELL_KNOWN, has_tokenizer, is_copied
+from racer_vllm.record import RECORD_NAME, FileRecord, ModelRecord, read_record
+
+LOCK_NAME: Final = ".racer-vllm.lock"
+FILE_BYTES_MAX: Final = 512 << 20
+OBJECTS_MAX: Final = 100_000
+_JOBS: Final = 8
+# A model that is being uploaded changes while it is looked at: that often it is looked at again.
+_SURVEYS_MAX: Final = 3
+
+
+class IncompleteModel(RacerError):
+    """What an engine cannot do without is not there."""
+
+    default_code = "incomplete_model"
+
+
+class ForeignFile(RacerError):
+    """A file is in the way that nobody knows to be a copy of the model's."""
+
+    default_code = "foreign_file"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A model in one version: what is copied, and of which weights the headers are kept."""
+
+    location: str
+    files: tuple[SourceFile, ...]
+    shards: tuple[SourceFile, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the record that `write` makes: what is stored does not enter into it."""
+        return ModelRecord(self.location, _unstored(self.files), _unstored(self.shards)).digest
+
+    @property
+    def warnings(self) -> list[str]:
+        found = [f"{name} is left out: it is too large for configuration" for name in self.left_out]
+        if not has_tokenizer(file.name for file in self.files):
+            found.append("there is no tokenizer with it: give the engine --tokenizer")
+        return found
+
+
+def _unstored(files: Sequence[SourceFile]) -> dict[str, FileRecord]:
+    return {file.name: FileRecord(file.version, file.size, 0, "") for file in files}
+
+
+@dataclass
+class Written:
+    """What `write` did, by name."""
+
+    copied: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def survey(source: RacerSource, also: Sequence[str] = ()) -> Survey:
+    """Looks at the model behind `source`, whose weights are checked as for loading.
+
+    Raises IncompleteModel, SafetensorsError (a missing shard is named) and what the daemon says.
+    """
+    names, left_out = _names(source, also)
+    files = [file for file in _found(source, names) if file is not None]
+    held = {file.name for file in files}
+    if not held.intersection(CONFIG_NAMES):
+        raise IncompleteModel(
+            f"there is no {CONFIG_NAMES[0]} under {source.location}/,"
+            f" asked from {os.uname().nodename}",
+            hint="is this the directory of the model? `racer ls` shows what is there",
+        )
+    model = ModelDirectory.open(source, extra_shards="ignore")
+    shards = tuple(shard.file for shard in model.shards)
+    for name in sorted(held) + [shard.name for shard in shards]:
+        safe_parts(os.fsencode(name))
+    check_distinct([safe_parts(os.fsencode(name)) for name in held])
+    return Survey(source.location, tuple(files), shards, tuple(left_out))
+
+
+def _names(source: RacerSource, also: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names to copy, sorted, and those that are too large to be configuration."""
+    folder = RacerUrl.parse(f"{source.location}/")
+    names: list[str] = []
+    left_out: list[str] = []
+    try:
+        for count, entry in enumerate(source.client.list(folder)):
+            if count == OBJECTS_MAX:
+                raise IncompleteModel(
+                    f"more than {OBJECTS_MAX:,} objects lie under {source.location}/",
+                    hint="give the directory of one model",
+                )
+            name = os.fsdecode(RacerUrl.parse(entry.url).key[len(folder.key) :])
+            if name and not name.endswith("/") and is_copied(name, also):
+                large = entry.size is not None and entry.size > FILE_BYTES_MAX
+                (left_out if large else names).append(name)
+    except NotFound:
+        names = []  # Plain web servers cannot list.
+    if not names:
+        names = [*WELL_KNOWN, *(name for name in also if is_copied(name, also))]
+    for name in names:
+        safe_parts(os.fsencode(name))
+    return sorted(set(names)), sorted(left_out)
+
+
+def _found(source: RacerSource, names: Sequence[str]) -> list[SourceFile | None]:
+    found: dict[str, SourceFile | None] = {}
+
+    def find(name: str) -> None:
+        found[name] = source.find(name)
+
+    for_each(names, find, min(_JOBS, len(names)), source.cancel)
+    return [found[name] for name in names]
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def write(source: RacerSource, survey: Survey, folder: Path) -> Written:
+    """Makes `folder` a directory of what was surveyed. Raises ForeignFile, OSError, VersionChanged
+    where the model changed since it was surveyed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _locked(root):
+            return _Writer(source, survey, folder, root).run()
+    finally:
+        os.close(root)
+
+
+@contextmanager
+def _locked(root: int) -> Iterator[None]:
+    """One writer at a time; the lock goes with its holder, however that ends."""
+    lock = os.open(
+        LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=root
+    )
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+class _Writer:
+    """One run on a locked directory."""
+
+    def __init__(self, source: RacerSource, survey: Survey, folder: Path, root: int) -> None:
+        self._source = source
+        self._survey = survey
+        self._folder = folder
+        self._root = root
+        self._before = read_record(os.fspath(folder)) or ModelRecord(survey.location)
+        self._known = {**self._before.files, **self._before.shards}
+        self._lock = threading.Lock()
+        self._done = Written()
+
+    def run(self) -> Written:
+        files = self._all(self._survey.files, self._content)
+        shards = self._all(self._survey.shards, self._header)
+        for name in sorted(self._known.keys() - files.keys() - shards.keys()):
+            self._remove(name)
+        record = ModelRecord(self._survey.location, files, shards).to_bytes()
+        if _stored(self._root, RECORD_NAME) != record:
+            self._store(RECORD_NAME, record)
+        return self._done
+
+    def _all(
+        self, files: Sequence[SourceFile], content: Callable[[SourceFile], bytes]
+    ) -> dict[str, FileRecord]:
+        records: dict[str, FileRecord] = {}
+
+        def one(file: SourceFile) -> None:
+            record = self._one(file, content)
+            with self._lock:
+                records[file.name] = record
+
+        for_each(files, one, max(1, min(_JOBS, len(files))), self._source.cancel)
+        return records
+
+    def _one(self, file: SourceFile, content: Callable[[SourceFile], bytes]) -> FileRecord:
+        known = self._known.get(file.name)
+        stored = _stored(self._root, file.name)
+        if known is not None and stored is not None:
+            same_version = (known.etag, known.size) == (file.version, file.size)
+            if same_version and hashlib.sha256(stored).hexdigest() == known.sha256:
+                self._note(self._done.unchanged, file.name)
+                return known
+        data = content(file)
+        if stored is not None and stored != data and known is None:
+            raise ForeignFile(
+                f"{self._folder / file.name} is there, and is not the model's",
+                hint="give a directory that is empty, or was made by racer-vllm-fetch",
+            )
+        if stored == data:
+            self._note(self._done.unchanged, file.name)
+        else:
+            self._store(file.name, data)
+            self._note(self._done.copied, file.name)
+        digest = hashlib.sha256(data).hexdigest()
+        return FileRecord(file.version, file.size, len(data), digest)
+
+    def _content(self, file: SourceFile) -> bytes:
+        if file.size > FILE_BYTES_MAX:
+            raise IncompleteModel(f"{file.url} has {file.size:,} bytes: no configuration has that")
+        return self._source.read(file, 0, file.size) if file.size else b""
+
+    def _header(self, file: SourceFile) -> bytes:
+        length = self._source.read(file, 0, LENGTH_BYTES)
+        stop = header_stop_untrusted(length, file.size, file=file.url)
+        header = self._source.read(file, 0, stop)
+        parse_header(header, file.size, file=file.url)
+        return header
+
+    def _store(self, name: str, data: bytes) -> None:
+        *folders, base = safe_parts(os.fsencode(name))
+        with opened_folder(self._root, tuple(folders)) as parent:
+            with whole_file(parent, base, len(data)) as fd:
+                write_all(fd, memoryview(data), 0)
+
+    def _remove(self, name: str) -> None:
+        """What the model had in an earlier version, and has no more."""
+        *folders, base = safe_parts(os.fsencode(name))
+        if _stored(self._root, name) is not None:
+            with opened_folder(self._root, tuple(folders)) as parent:
+                os.unlink(base, dir_fd=parent)
+            self._note(self._done.removed, name)
+
+    def _note(self, where: list[str], name: str) -> None:
+        with self._lock:
+            where.append(name)
+
+
+def _stored(root: int, name: str) -> bytes | None:
+    """The content of a file below `root`, None if there is none. Links are not followed."""
+    *folders, base = safe_parts(os.fsencode(name))
+    with opened_folder(root, tuple(folders)) as parent:
+        try:
+            fd = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        except FileNotFoundError:
+            return None
+    with open(fd, "rb") as file:
+        return file.read()
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def fetch(
+    url: str,
+    place: Callable[[Survey], Path],
+    *,
+    socket: str | None = None,
+    also: Sequence[str] = (),
+) -> tuple[Survey, Path, Written]:
+    """Surveys the model at `url` and writes the directory that `place` names for it.
+
+    A model that changes meanwhile is looked at again, a few times.
+    """
+    for attempt in range(_SURVEYS_MAX):
+        source = RacerSource(url, socket=socket)
+        try:
+            found = survey(source, also)
+            folder = place(found)
+            return found, folder, write(source, found, folder)
+        except VersionChanged:
+            if attempt == _SURVEYS_MAX - 1:
+                raise
+        finally:
+            source.close()
+    raise AssertionError("unreachable")
