@@ -44,8 +44,8 @@ from racer.urls import RacerUrl
 if TYPE_CHECKING:
     from racer.aio import AsyncClient, AsyncLanding, AsyncMapping
     from racer.client import Client
-    from racer.landing import Landing
     from racer.gpu import GpuBuffer
+    from racer.landing import Landing
     from racer.loading import LoadReport, TensorStream, load
     from racer.mapping import MappedObject
     from racer.messages import (
@@ -60,12 +60,10 @@ if TYPE_CHECKING:
         Pins,
         Prefetched,
         Stat,
-        SharedPart,
         Unpinned,
     )
     from racer.safetensors import SafetensorsError
     from racer.tensor_file import TensorFile, safe_open
-    from racer.shared import SharedChunk
 
 __version__ = "0.1.0"
 
@@ -74,8 +72,8 @@ _LAZY = {
     "AsyncLanding": "racer.aio",
     "AsyncMapping": "racer.aio",
     "Client": "racer.client",
-    "Landing": "racer.landing",
     "GpuBuffer": "racer.gpu",
+    "Landing": "racer.landing",
     "MappedObject": "racer.mapping",
     "Entry": "racer.messages",
     "Evicted": "racer.messages",
@@ -115,12 +113,12 @@ __all__ = [
     "Explanation",
     "Forbidden",
     "Forked",
-    "HostRead",
-    "Info",
-    "InternalError",
     "GpuBuffer",
     "GpuError",
     "GpuUnavailable",
+    "HostRead",
+    "Info",
+    "InternalError",
     "Landing",
     "LoadReport",
     "MappedObject",

@@ -40,13 +40,13 @@ from racer.socket_path import SocketPlace
 from racer.streaming import get
 from racer.urls import RacerUrl
 
-Buffer = bytearray | memoryview
-Url = str | RacerUrl
 if TYPE_CHECKING:
     from racer.gpu import GpuBuffer, GpuSide
 
-
+Buffer = bytearray | memoryview
 GpuArray = Any  # There is no type for "speaks DLPack, or has __cuda_array_interface__".
+Url = str | RacerUrl
+
 TIMEOUT_SECONDS = 300.0
 CONNECTIONS_MAX = 16
 _LIST_LIMIT = 1000
@@ -81,9 +81,9 @@ class Client:
         self._lock = threading.Lock()
         self._endpoints: dict[str, Endpoint] = {}
         self._ring = Ring()
+        self._gpu: GpuSide | None = None
         self._closed = False
         _CLIENTS.add(self)
-        self._gpu: GpuSide | None = None
 
     # --- lifetime ---------------------------------------------------------------------------
 
@@ -102,10 +102,10 @@ class Client:
         with self._lock:
             self._closed = True
             endpoints = list(self._endpoints.values())
-        self._ring.close()
-        for endpoint in endpoints:
         if self._gpu is not None:
             self._gpu.close()
+        self._ring.close()
+        for endpoint in endpoints:
             endpoint.pool.close()
 
     def abort(self) -> None:
@@ -310,6 +310,11 @@ class Client:
         seconds = self.timeout if timeout is None else timeout
         if offset < 0:
             raise ValueError(f"the offset {offset} is negative")
+        if not isinstance(buffer, bytearray | memoryview) and _may_be_gpu(buffer):
+            from racer.gpu import is_gpu_destination
+
+            if is_gpu_destination(buffer):
+                return self._read_into_gpu(parsed, buffer, offset, etag, seconds)
         with memoryview(buffer) as given, given.cast("B") as view:
             if view.readonly:
                 raise TypeError("the buffer is read-only")
@@ -325,26 +330,6 @@ class Client:
                     bulk.fill(read, self._ring, wanted)
             return end - start
 
-        if not isinstance(buffer, bytearray | memoryview) and _may_be_gpu(buffer):
-            from racer.gpu import is_gpu_destination
-
-            if is_gpu_destination(buffer):
-                return self._read_into_gpu(parsed, buffer, offset, etag, seconds)
-    def stream(
-        self,
-        url: Url,
-        offset: int = 0,
-        length: int | None = None,
-        *,
-        etag: str | None = None,
-        timeout: float | None = None,
-    ) -> Generator[memoryview]:
-        """Yields the bytes in order, in chunks that are valid until the next one is asked for.
-
-        For what is passed on at once: memory stays bounded whatever the object's size. Leave it
-        early only through `contextlib.closing`, so that its reads end there and then.
-        """
-        parsed = RacerUrl.parse_object(url)
     def _read_into_gpu(
         self, url: RacerUrl, array: GpuArray, offset: int, etag: str | None, seconds: float
     ) -> int:
@@ -382,6 +367,21 @@ class Client:
                 self._gpu = GpuSide(self._ring)
             return self._gpu
 
+    def stream(
+        self,
+        url: Url,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        etag: str | None = None,
+        timeout: float | None = None,
+    ) -> Generator[memoryview]:
+        """Yields the bytes in order, in chunks that are valid until the next one is asked for.
+
+        For what is passed on at once: memory stays bounded whatever the object's size. Leave it
+        early only through `contextlib.closing`, so that its reads end there and then.
+        """
+        parsed = RacerUrl.parse_object(url)
         stop = stop_of(offset, length)
         seconds = self.timeout if timeout is None else timeout
         stat = self.stat(parsed, etag=etag, timeout=seconds)
@@ -455,6 +455,13 @@ class Client:
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
         self._ring.after_fork_in_child()
+        if self._gpu is not None:
+            self._gpu.after_fork_in_child()
+
+
+def _may_be_gpu(buffer: object) -> bool:
+    """Whether it is worth looking closer."""
+    return hasattr(buffer, "__dlpack_device__") or hasattr(buffer, "__cuda_array_interface__")
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -466,10 +473,3 @@ def _start_clients_afresh() -> None:
 
 
 os.register_at_fork(after_in_child=_start_clients_afresh)
-        if self._gpu is not None:
-            self._gpu.after_fork_in_child()
-
-
-def _may_be_gpu(buffer: object) -> bool:
-    """Whether it is worth looking closer."""
-    return hasattr(buffer, "__dlpack_device__") or hasattr(buffer, "__cuda_array_interface__")

@@ -208,6 +208,7 @@ def host_read_request(
     *,
     target: str | None,
     target_offset: int,
+    operation: str = HOST_READ,
 ) -> Request:
     """A read of `[start, stop)` into a registered target, or (None) a descriptor sent with it.
 
@@ -224,7 +225,16 @@ def host_read_request(
 def register_request() -> Request:
     return Request("POST", "/v1/targets", (("Racer-Target-Kind", "host"),))
 
-    operation: str = HOST_READ,
+
+def register_gpu_request(uuid: str, nbytes: int) -> Request:
+    """Registers an exported allocation of `nbytes` on the GPU `uuid` ("GPU-…")."""
+    fields = (
+        ("Racer-Target-Kind", "gpu"),
+        ("Racer-Gpu", uuid),
+        ("Racer-Target-Bytes", str(nbytes)),
+    )
+    return Request("POST", "/v1/targets", fields)
+
 
 def release_request(target: str) -> Request:
     return Request("DELETE", f"/v1/targets/{target}")
@@ -239,16 +249,6 @@ def list_request(
     if delimiter is not None:
         # A slash is plain in a path but not in every reader's idea of a query.
         query.append(f"delimiter={percent_encode(delimiter)}")
-def register_gpu_request(uuid: str, nbytes: int) -> Request:
-    """Registers an exported allocation of `nbytes` on the GPU `uuid` ("GPU-…")."""
-    fields = (
-        ("Racer-Target-Kind", "gpu"),
-        ("Racer-Gpu", uuid),
-        ("Racer-Target-Bytes", str(nbytes)),
-    )
-    return Request("POST", "/v1/targets", fields)
-
-
     if after is not None:
         query.append(f"after={after}")
     return Request("GET", f"/v1/list/{url.path}?{'&'.join(query)}")
@@ -393,6 +393,13 @@ class _Object:
             raise self._wrong(name, "a list")
         return value
 
+    def texts_of(self, name: str) -> tuple[str, ...]:
+        """A list of strings; none where it is absent."""
+        items = [] if self._value.get(name) is None else self.items(name)
+        if not all(isinstance(item, str) for item in items):
+            raise self._wrong(name, "a list of strings")
+        return tuple(items)
+
     def child(self, name: str) -> _Object:
         return _Object(self._value.get(name), f"{self._what}, {name}")
 
@@ -410,13 +417,6 @@ def _require_etag(head: ResponseHead) -> str:
     if head.etag is None:
         raise ProtocolError(f"an answer (status {head.status}) without ETag")
     return head.etag
-
-    def texts_of(self, name: str) -> tuple[str, ...]:
-        """A list of strings; none where it is absent."""
-        items = [] if self._value.get(name) is None else self.items(name)
-        if not all(isinstance(item, str) for item in items):
-            raise self._wrong(name, "a list of strings")
-        return tuple(items)
 
 
 def read_info(body: bytes) -> Info:
@@ -437,6 +437,8 @@ def read_info(body: bytes) -> Info:
         value.number("frame_bytes"),
         value.text("gpu"),
         value.text("state"),
+        value.texts_of("gpus"),
+        value.number_or_none("share_chunk_bytes") or 0,
     )
 
 
@@ -455,8 +457,6 @@ def read_body_head(head: ResponseHead, start: int, stop: int | None, etag: str |
     """
     served = _require_etag(head)
     _check_version(served, etag)
-        value.texts_of("gpus"),
-        value.number_or_none("share_chunk_bytes") or 0,
     if head.status == 206:
         got = head.content_range
         if got is None:
