@@ -344,6 +344,7 @@ class Daemon:
     def _exposition(self) -> Answer:
         self.metrics.open_descriptors.set(open_descriptors())
         self.metrics.resident_bytes.set(resident_bytes())
+        self.metrics.tasks.set(len(asyncio.all_tasks()))
         self.metrics.loop_lag_max_seconds.set(self._lag_max)
         self._lag_max = 0.0
         body, content_type = self.metrics.exposition()

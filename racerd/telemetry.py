@@ -163,6 +163,7 @@ class Metrics:
         )
         self.open_descriptors = self._gauge("racer_open_descriptors", "Descriptors open now.")
         self.resident_bytes = self._gauge("racer_resident_bytes", "Resident memory.")
+        self.tasks = self._gauge("racer_tasks", "Tasks of the event loop now.")
         self.reloads = self._counter(
             "racer_reloads_total", "Reloads of settings and keys, by result.", "what", "result"
         )
