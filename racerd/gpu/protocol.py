@@ -28,7 +28,8 @@ class Start:
     """First message, with the arena's descriptor. Sizes in bytes.
 
     `frames_per_page` and `slot_bytes` are the arena's; `staging_bytes` bounds device memory for
-    ciphertext in transit. `cufile`: `off`, `cuda` or `kvikio`. `compat_mode` is R11's setting.
+    ciphertext in transit. `cufile`: `off`, `cuda` or `kvikio`, read on `cufile_threads` threads.
+    `compat_mode` is R11's setting.
     """
 
     gpu: str
@@ -40,6 +41,7 @@ class Start:
     idle_seconds: float
     kernel_cache: str
     cufile: str
+    cufile_threads: int
     compat_mode: bool
     cufile_open_seconds_max: float
 

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from racerd.errors import DeviceError, RacerError, RequestError
+from racerd.gpu.identity import uuid_text
 from racerd.gpu.link import SILENT, WorkerLink, lost
 from racerd.gpu.protocol import (
     CloseSlab,
@@ -47,7 +48,8 @@ HEALTHY_SECONDS = 60.0  # A worker that lived so long starts the pauses anew.
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """`cufile`: off, cuda or kvikio. `kernel_cache`: a folder, or "" for the default one.
+    """`cufile`: off, cuda or kvikio, on `cufile_threads` threads. `kernel_cache`: a folder, or ""
+    for the default one.
 
     `answer_seconds_max`: a worker that owes an answer longer is killed: a hung GPU must not keep
     reads (F66).
@@ -56,6 +58,7 @@ class GpuSettings:
     staging_bytes: int = 256 * MIB
     idle_seconds: float = 60.0
     cufile: str = "cuda"
+    cufile_threads: int = 4
     compat_mode: bool = False
     cufile_open_seconds_max: float = 30.0
     kernel_cache: str = ""
@@ -140,9 +143,12 @@ class GpuDevice:
         self._state = _State.STARTING
         self._changed = asyncio.Event()  # set and replaced with each change of state
         self._wake = asyncio.Event()
+        self._told: Fatal | None = None
         self._slabs: dict[int, int] = {}
         self._targets = 0
-        self.cufile_state = "off: by settings"
+        self._cufile = "settings"  # the reason why the driver does not read, or ""
+        self._cufile_slabs: dict[int, str] = {}  # the same, of slabs that it does not take
+        self._next_start = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
 
@@ -168,6 +174,37 @@ class GpuDevice:
         """Why this GPU cannot be used now, in words, or None."""
         why = self._why_not
         return None if why is None else f"{why.message} ({why.code})"
+
+    @property
+    def name(self) -> str:
+        """The UUID as people and clients write it."""
+        return uuid_text(self.uuid)
+
+    @property
+    def retry_after_seconds(self) -> float:
+        """When to ask again, where the GPU cannot be used now."""
+        return max(1.0, self._next_start - time.monotonic())
+
+    @property
+    def cufile_state(self) -> str:
+        """`on`, `opening`, or `off: <reason>`."""
+        if self._cufile in ("", "opening"):
+            return self._cufile or "on"
+        return f"off: {self._cufile}"
+
+    def why_not_cufile(self, slab: int) -> str | None:
+        """The reason why cuFile would not read this slab, as far as is known here, or None."""
+        return self._cufile or self._cufile_slabs.get(slab)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory for ciphertext in transit: more than that waits its turn in the worker."""
+        return self._settings.staging_bytes
+
+    @property
+    def slabs(self) -> frozenset[int]:
+        """The slabs that were opened here."""
+        return frozenset(self._slabs)
 
     @property
     def worker_pid(self) -> int | None:
@@ -198,10 +235,8 @@ class GpuDevice:
             self._why_not = fatal
             self._metrics.gpu_up.labels(self.uuid).set(0)
             self._metrics.gpu_worker_deaths.labels(self.uuid, fatal.code).inc()
-            _log.warning(
-                "GPU %s: %s (%s); reads take the host path, next try in %g s. %s",
-                self.uuid, fatal.message, fatal.code, pause, fatal.hint,
-            )  # fmt: skip
+            self._tell(fatal, pause)
+            self._next_start = time.monotonic() + pause
             self._wake.clear()
             self._enter(_State.PAUSING)
             try:
@@ -210,11 +245,20 @@ class GpuDevice:
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
             self.restarts += 1
 
+    def _tell(self, fatal: Fatal, pause: float) -> None:
+        """Says once what the worker died of: the tries after it say nothing new."""
+        level = logging.DEBUG if fatal == self._told else logging.WARNING
+        self._told = fatal
+        _log.log(
+            level, "%s cannot be used: %s (%s); next try in %g s. %s",
+            self.name, fatal.message, fatal.code, pause, fatal.hint,
+        )  # fmt: skip
+
     async def _live(self, worker: WorkerLink) -> Fatal:
         """Starts `worker`, serves with it, and returns what it died of."""
         worker.on_notice = self._on_notice
-        if self._settings.cufile != "off":
-            self.cufile_state = "opening"
+        self._cufile = "settings" if self._settings.cufile == "off" else "opening"
+        self._cufile_slabs.clear()
         worker.send(self._start_message(), self._arena.descriptor)
         first: list[asyncio.Future[Any]] = [worker.ready, worker.gone]
         await asyncio.wait(
@@ -230,6 +274,7 @@ class GpuDevice:
             for number, descriptor in self._slabs.items():
                 worker.send(OpenSlab(0, number), descriptor)
             self._worker, self._why_not = worker, None
+            self._told = None
             self._metrics.gpu_up.labels(self.uuid).set(1)
             self._enter(_State.UP)
         return await self._watch(worker)
@@ -239,7 +284,7 @@ class GpuDevice:
         while not worker.gone.done():
             await asyncio.wait([worker.gone], timeout=max(0.05, limit / 4))
             if worker.oldest_wait_seconds() > limit:
-                _log.error("GPU %s owes an answer for %g s: its worker is killed", self.uuid, limit)
+                _log.error("%s owes an answer for %g s: its worker is killed", self.name, limit)
                 self._worker = None
                 worker.end()
         return worker.gone.result()
@@ -256,6 +301,7 @@ class GpuDevice:
             idle_seconds=settings.idle_seconds,
             kernel_cache=settings.kernel_cache,
             cufile=settings.cufile,
+            cufile_threads=settings.cufile_threads,
             compat_mode=settings.compat_mode,
             cufile_open_seconds_max=settings.cufile_open_seconds_max,
         )
@@ -263,12 +309,15 @@ class GpuDevice:
     def _on_notice(self, notice: Notice) -> None:
         where = "cuFile" if notice.scope == "driver" else f"cuFile for slab {notice.slab}"
         log = _log.info if notice.state == "on" else _log.warning
-        log("GPU %s: %s is %s: %s. %s", self.uuid, where, notice.state, notice.reason, notice.text)
+        log("%s: %s is %s: %s. %s", self.name, where, notice.state, notice.reason, notice.text)
         if notice.scope == "driver" and notice.seconds:
             self._metrics.cufile_open_seconds.labels(self.uuid).set(notice.seconds)
+        off = notice.reason if notice.state == "off" else ""
         if notice.scope == "driver":
-            self.cufile_state = "on" if notice.state == "on" else f"off: {notice.reason}"
-        if notice.state == "off":
+            self._cufile = off
+        elif off:
+            self._cufile_slabs[notice.slab] = off
+        if off:
             self._metrics.fallbacks.labels("cufile", notice.reason).inc()
 
     def retry_now(self) -> None:
@@ -290,7 +339,7 @@ class GpuDevice:
             why = self._why_not or SILENT
             raise DeviceError(
                 "gpu_unavailable",
-                f"GPU {self.uuid} cannot be used now: {why.message}",
+                f"{self.name} cannot be used now: {why.message}",
                 native=why.native,
                 hint=why.hint or "the host path is taken meanwhile",
             )
@@ -318,10 +367,20 @@ class GpuDevice:
         async with target.lock:
             if target.worker is worker:
                 return
-            await worker.ask(
-                lambda request: ImportTarget(request, target.number, target.size),
-                target.descriptor,
+            asking = asyncio.ensure_future(
+                worker.ask(
+                    lambda request: ImportTarget(request, target.number, target.size),
+                    target.descriptor,
+                )
             )
+            try:
+                await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                await settled(asking)
+                if asking.cancelled() or asking.exception() is not None:
+                    raise
+                target.worker = worker  # It is imported all the same: somebody must release it.
+                raise
             target.worker = worker
 
     async def release_target(self, target: GpuTarget) -> None:
@@ -353,7 +412,11 @@ class GpuDevice:
 
     async def close_slab(self, number: int) -> None:
         """On return no read of the slab runs and nothing holds it open."""
-        os.close(self._slabs.pop(number))
+        descriptor = self._slabs.pop(number, None)
+        if descriptor is None:
+            return
+        os.close(descriptor)
+        self._cufile_slabs.pop(number, None)
         worker = self._worker
         if worker is not None and worker.alive:
             await _through_cancellation(worker.ask(lambda request: CloseSlab(request, number)))
@@ -396,7 +459,7 @@ class GpuDevice:
             return
         if result == "ok":
             self._metrics.cufile_pages.inc()
-        else:
+        elif result.startswith("cufile_"):
             self._metrics.gpu_host_pages.labels(result).inc()
 
 

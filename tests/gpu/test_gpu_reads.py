@@ -114,9 +114,9 @@ def test_more_pages_than_staging_and_lanes_hold() -> None:
     ("make", "size", "code"),
     [
         (lambda: GpuMemory(name="ordinary"), TARGET_BYTES, "target_not_gpu_memory"),
-        (lambda: GpuMemory(), TARGET_BYTES + 4096, "target_size_mismatch"),
-        (lambda: GpuMemory(), 2 * TARGET_BYTES, "target_size_mismatch"),
-        (lambda: GpuMemory(), 0, "target_size_mismatch"),
+        (lambda: GpuMemory(), TARGET_BYTES + 4096, "target_misaligned"),
+        (lambda: GpuMemory(), 2 * TARGET_BYTES, "target_too_small"),
+        (lambda: GpuMemory(), 0, "target_misaligned"),
         (lambda: GpuMemory(index=1), TARGET_BYTES, "target_wrong_gpu"),
     ],
 )

@@ -20,6 +20,8 @@ _STICKY = frozenset(
     (4, 201, 214, 220, 226, 700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721, 802, 999)
 )
 
+_CODES = {2: "gpu_out_of_memory"}
+
 _HINTS = {
     2: "lower gpu_staging_bytes, or free memory of this GPU",
     46: "another process holds this GPU exclusively, or it was lost: see `nvidia-smi -q`",
@@ -39,7 +41,7 @@ class CudaError(DeviceError):
 
     def __init__(self, call: str, native: int, name: str) -> None:
         super().__init__(
-            "gpu_lost" if native in _STICKY else "gpu_error",
+            "gpu_lost" if native in _STICKY else _CODES.get(native, "gpu_error"),
             f"{call} failed: {name} ({native})",
             native=native,
             hint=_HINTS.get(native, "see the daemon's log"),
@@ -103,7 +105,7 @@ class Device:
                 attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
             )
         )
-        name = call(cuda.cuDeviceGetName, 128, ordinal).rstrip(b"\0").decode()
+        name = call(cuda.cuDeviceGetName, 128, ordinal).partition(b"\0")[0].decode()
         context = call(cuda.cuDevicePrimaryCtxRetain, ordinal)
         return cls(ordinal, uuid, name, f"sm_{major}{minor}", context)
 

@@ -17,6 +17,7 @@ from cuda.bindings import driver as cuda
 
 from racerd.errors import DeviceError
 from racerd.gpu.worker.driver import CudaError, Device, call
+from racerd.units import format_bytes
 
 _HANDLE_TYPE = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -48,8 +49,8 @@ class PinnedBuffer:
 class SharedArena:
     """The daemon's arena of sealed frames, mapped here and registered as pinned memory.
 
-    The descriptor is taken over and closed. Raises CudaError; 2 or 801 where the memlock limit or
-    the container forbids pinning.
+    The descriptor is taken over and closed. Raises DeviceError `gpu_arena_not_pinned`: 2 or 801
+    where the memlock limit or the container forbids it.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -64,9 +65,17 @@ class SharedArena:
         self.address = ctypes.addressof(self._anchor)
         try:
             call(cuda.cuMemHostRegister, self.address, size, 0)
-        except CudaError:
+        except CudaError as error:
             self._unmap()
-            raise
+            if error.sticky:
+                raise
+            raise DeviceError(
+                "gpu_arena_not_pinned",
+                f"{format_bytes(size)} of the memory tier could not be pinned: {error.message}",
+                native=error.native,
+                hint="raise the limit of locked memory (LimitMEMLOCK=infinity, --ulimit memlock=-1)"
+                " or lower `memory`",
+            ) from error
 
     def close(self) -> None:
         call(cuda.cuMemHostUnregister, self.address)
@@ -81,7 +90,7 @@ class ImportedTarget:
     """A client's exported allocation, mapped for reading and writing (R2).
 
     The descriptor is taken over and closed. Refused with DeviceError `target_not_gpu_memory`,
-    `target_wrong_gpu` or `target_size_mismatch` (R8); nothing is left behind then.
+    `target_wrong_gpu`, `target_misaligned` or `target_too_small` (R8); nothing is left behind then.
     """
 
     def __init__(self, device: Device, descriptor: int, size: int) -> None:
@@ -92,7 +101,7 @@ class ImportedTarget:
             granularity = self._granularity(device)
             if size < 1 or size % granularity:
                 raise _refused(
-                    "target_size_mismatch",
+                    "target_misaligned",
                     f"a GPU allocation is a multiple of {granularity} bytes, not {size}",
                 )
             handle = self._import(descriptor)
@@ -118,7 +127,7 @@ class ImportedTarget:
             if error.native != 1:
                 raise
             raise _refused(
-                "target_size_mismatch", f"the allocation does not have {self.size} bytes"
+                "target_too_small", f"the allocation does not have {self.size} bytes"
             ) from error
 
     @staticmethod

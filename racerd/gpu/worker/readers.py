@@ -1,9 +1,10 @@
-"""cuFile's four reader threads, its driver and the slabs it reads.
+"""cuFile's reader threads, its driver and the slabs it reads.
 
 Layer: gpu worker. `cufile-open` opens the driver, so that nothing waits for it (R15); reads that
-come before it is open take the host path. `cufile-0` to `cufile-3` take a staging slot, read a
-page's ciphertext into it and hand the page to the opener (R14). Whatever goes wrong, the page is
-answered `Failed` with a `cufile_…` code and the daemon takes the host path (R10).
+come before it is open take the host path. `cufile-0` and the others, four by default, take a
+staging slot, read a page's ciphertext into it and hand the page to the opener (R14). Whatever goes
+wrong, the page is answered `Failed` with a `cufile_…` code, and the daemon takes the host path
+(R10).
 """
 
 from __future__ import annotations
@@ -29,15 +30,13 @@ from racerd.gpu.worker.cufile_errors import SHORT, Meaning, Remedy, meaning
 from racerd.gpu.worker.driver import Device
 from racerd.gpu.worker.opener import Opener, Page
 
-READERS = 4
-
 
 @dataclass(eq=False, slots=True)
 class Slab:
     """A slab as the store opened it, and per reader what cuFile needs of it."""
 
     descriptor: int
-    files: list[tuple[int, Any] | None] = field(default_factory=lambda: [None] * READERS)
+    files: dict[int, tuple[int, Any]] = field(default_factory=dict)  # by reader
     in_use: int = 0
     off: Meaning | None = None
     closed: Callable[[], None] | None = None  # set while closing
@@ -51,6 +50,7 @@ class CuFileReaders:
         device: Device,
         *,
         provider: str,
+        threads: int,
         compat_mode: bool,
         notify: Callable[[Notice], None],
         die: Callable[[BaseException], None],
@@ -58,6 +58,7 @@ class CuFileReaders:
     ) -> None:
         self._device = device
         self._provider_name = provider
+        self._thread_count = threads
         self._compat_mode = compat_mode
         self._notify = notify
         self._die = die
@@ -78,7 +79,7 @@ class CuFileReaders:
         self._opener = opener
         self._threads = [
             threading.Thread(target=self._read_pages, args=(i,), name=f"cufile-{i}")
-            for i in range(READERS)
+            for i in range(self._thread_count)
         ]
         for thread in self._threads:
             thread.start()
@@ -193,14 +194,12 @@ class CuFileReaders:
             closed()
 
     def _close_files(self, slab: Slab) -> None:
-        for i, file in enumerate(slab.files):
-            if file is not None:
-                descriptor, handle = file
-                if self._provider is not None:
-                    deregister = partial(self._provider.deregister_file, handle)
-                    self._quietly("deregister", deregister)
-                os.close(descriptor)
-                slab.files[i] = None
+        while slab.files:
+            _, (descriptor, handle) = slab.files.popitem()
+            if self._provider is not None:
+                deregister = partial(self._provider.deregister_file, handle)
+                self._quietly("deregister", deregister)
+            os.close(descriptor)
         os.close(slab.descriptor)
 
     def submit(self, page: Page) -> None:
@@ -224,7 +223,7 @@ class CuFileReaders:
             return Meaning("driver_opening", Remedy.HOST, "the cuFile driver is still opening")
         return slab.off
 
-    # ---- cufile-0 … cufile-3 ----
+    # ---- cufile-0 and the others ----
 
     def _read_pages(self, reader: int) -> None:
         try:
@@ -295,7 +294,7 @@ class CuFileReaders:
         return None
 
     def _handle(self, reader: int, slab: Slab) -> Any:
-        file = slab.files[reader]
+        file = slab.files.get(reader)
         if file is None:
             assert self._provider is not None
             descriptor = reopen(slab.descriptor)

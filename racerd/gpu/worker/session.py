@@ -151,6 +151,7 @@ class Session:
         return CuFileReaders(
             device,
             provider=start.cufile,
+            threads=start.cufile_threads,
             compat_mode=start.compat_mode,
             notify=self._send,
             die=self._die,
