@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pytest
 from clients.python.racer.tests.fake_daemon import HANG_UP, FakeDaemon, Seen, error
 from clients.python.racer.tests.patterns import MIB, pattern
 from racer.cuda.device import plain_uuid
-from racer.gpu import STAGING_PART_BYTES, STAGING_SLOTS
+from racer.gpu.staging import STAGING_PART_BYTES, STAGING_SLOTS
 from tests.support.gpu_rig import driver_calls, gpu_uuid
 from tests.support.standin import StandIn
 
@@ -111,13 +112,14 @@ def children(standin: StandIn, daemon: FakeDaemon, tmp_path: Path) -> Children:
 # --- reads ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("scenario", ["direct", "direct_async"])
 def test_memory_of_the_client_is_written_by_the_daemon(
-    daemon: FakeDaemon, children: Children
+    daemon: FakeDaemon, children: Children, scenario: str
 ) -> None:
     """R2, F89: exported once, registered once, released before it is freed."""
     data = pattern(5 * MIB + 17)
     url = daemon.put("llama", "weights", data)
-    told = children.run("direct", url=url, nbytes=6 * MIB)
+    told = children.run(scenario, url=url, nbytes=6 * MIB)
     assert told.result == {"counts": [len(data)] * 2, "gpu": spelled(0), "digest": digest(data)}
     assert (told.left, told.said) == ({}, [])
     assert daemon.count("POST /v1/targets") == daemon.count("DELETE /v1/targets") == 1
@@ -139,15 +141,16 @@ def test_range_and_end_of_the_object(daemon: FakeDaemon, children: Children) -> 
 
 
 @pytest.mark.parametrize("interface", ["dlpack", "dlpack-1", "cuda"])
+@pytest.mark.parametrize("scenario", ["staged", "staged_async"])
 def test_other_memory_is_reached_through_the_ring(
-    daemon: FakeDaemon, children: Children, interface: str
+    daemon: FakeDaemon, children: Children, scenario: str, interface: str
 ) -> None:
     """R36: every copy has ended when the call returns; what is behind the object is left alone."""
     data = pattern(3 * STAGING_PART_BYTES + 12_345)
     url = daemon.put("llama", "weights", data)
     nbytes = len(data) + 1001
     told = children.on(
-        "staged", {"FAKECUDA_DELAY_US": "2000"}, url=url, nbytes=nbytes, interface=interface
+        scenario, {"FAKECUDA_DELAY_US": "2000"}, url=url, nbytes=nbytes, interface=interface
     )
     assert told.result["counts"] == [len(data)] * 2
     assert told.result["digest"] == digest(data)
@@ -253,18 +256,17 @@ HOST = "through host memory"
 
 
 @pytest.mark.parametrize(
-    ("status", "code"),
+    ("where", "status", "code"),
     [
-        (422, "gpu_unknown"),
-        (422, "target_not_gpu_memory"),
-        (422, "target_misaligned"),
-        (503, "gpu_unavailable"),
-        (503, "gpu_lost"),
-        (503, "gpu_out_of_memory"),
+        ("POST /v1/targets", 422, "gpu_unknown"),
+        ("POST /v1/targets", 422, "target_not_gpu_memory"),
+        ("POST /v1/targets", 503, "gpu_unavailable"),
+        ("POST /v1/gpu-read", 503, "gpu_lost"),
+        ("POST /v1/gpu-read", 503, "gpu_out_of_memory"),
+        ("POST /v1/gpu-read", 422, "target_misaligned"),
     ],
 )
-@pytest.mark.parametrize("where", ["POST /v1/targets", "POST /v1/gpu-read"])
-@pytest.mark.parametrize("scenario", ["direct", "staged"])
+@pytest.mark.parametrize("scenario", ["direct", "staged", "direct_async", "staged_async"])
 def test_one_step_down_is_said_once(
     daemon: FakeDaemon, children: Children, where: str, scenario: str, status: int, code: str
 ) -> None:
@@ -278,7 +280,7 @@ def test_one_step_down_is_said_once(
         return told_of_gpu if seen.fields.get("racer-target-kind", "gpu") == "gpu" else None
 
     daemon.always(where, refuse)
-    extra = {"interface": "dlpack"} if scenario == "staged" else {}
+    extra = {"interface": "dlpack"} if "staged" in scenario else {}
     told = children.run(scenario, url=url, nbytes=len(data), **extra)
     assert told.result["digest"] == digest(data)
     assert told.left == {}
@@ -288,13 +290,14 @@ def test_one_step_down_is_said_once(
     assert_paired(children.calls())
 
 
-def test_all_the_way_down(daemon: FakeDaemon, children: Children) -> None:
+@pytest.mark.parametrize("scenario", ["staged", "staged_async"])
+def test_all_the_way_down(daemon: FakeDaemon, children: Children, scenario: str) -> None:
     """R4: no GPU in the daemon, host memory refused: the stream, still into GPU memory."""
     data = pattern(9 * MIB)
     url = daemon.put("llama", "weights", data)
     daemon.gpus = []
     daemon.always("POST /v1/targets", error(422, "target_sparse"))
-    told = children.run("staged", url=url, nbytes=len(data), interface="cuda")
+    told = children.run(scenario, url=url, nbytes=len(data), interface="cuda")
     assert told.result["digest"] == digest(data)
     assert len(told.said) == 2
     assert HOST in told.said[0] and "gpu_off" in told.said[0]
@@ -302,12 +305,15 @@ def test_all_the_way_down(daemon: FakeDaemon, children: Children) -> None:
     assert daemon.count("gpu-read") == 0
 
 
-def test_parts_that_came_are_not_read_again(daemon: FakeDaemon, children: Children) -> None:
+@pytest.mark.parametrize("scenario", ["staged", "staged_async"])
+def test_parts_that_came_are_not_read_again(
+    daemon: FakeDaemon, children: Children, scenario: str
+) -> None:
     """R4: the GPU is lost in the middle: the rest comes through host memory."""
     data = pattern(4 * STAGING_PART_BYTES)
     url = daemon.put("llama", "weights", data)
     daemon.on("POST /v1/gpu-read", None, None, error(503, "gpu_lost", retry="same"))
-    told = children.run("staged", url=url, nbytes=len(data), interface="dlpack-1")
+    told = children.run(scenario, url=url, nbytes=len(data), interface="dlpack-1")
     assert told.result["digest"] == digest(data)
     assert len(told.said) == 1
 
@@ -323,35 +329,73 @@ def test_an_old_daemon(daemon: FakeDaemon, children: Children) -> None:
 # --- faults ---------------------------------------------------------------------------------------
 
 
-def test_daemon_that_hangs_up_under_staging(daemon: FakeDaemon, children: Children) -> None:
+@pytest.mark.parametrize("scenario", ["staged", "staged_async"])
+def test_daemon_that_hangs_up_under_staging(
+    daemon: FakeDaemon, children: Children, scenario: str
+) -> None:
     """R7: memory of a read that was not answered is not used again; the read goes on in other."""
     data = pattern(4 * STAGING_PART_BYTES)
     url = daemon.put("llama", "weights", data)
     daemon.on("POST /v1/gpu-read", None, HANG_UP, None, HANG_UP)
-    told = children.run("staged", url=url, nbytes=len(data), interface="dlpack")
+    told = children.run(scenario, url=url, nbytes=len(data), interface="dlpack")
     assert told.result["digest"] == digest(data)
     assert told.left == {} and told.said == []
     assert not daemon.targets
 
 
-def test_memory_is_regained_when_the_daemon_lets_go(daemon: FakeDaemon, children: Children) -> None:
+@pytest.mark.parametrize("scenario", ["direct", "direct_async"])
+def test_memory_is_regained_when_the_daemon_lets_go(
+    daemon: FakeDaemon, children: Children, scenario: str
+) -> None:
     """R7, F89: after a read without an answer, the release is what makes the memory good again."""
     data = pattern(MIB)
     url = daemon.put("llama", "weights", data)
     daemon.on("POST /v1/gpu-read", HANG_UP)
-    told = children.run("direct", url=url, nbytes=MIB)
+    told = children.run(scenario, url=url, nbytes=MIB)
     assert told.result["digest"] == digest(data)
     assert daemon.count("POST /v1/targets") == daemon.count("DELETE /v1/targets") == 2
 
 
-def test_memory_stays_lost_when_nobody_says_so(daemon: FakeDaemon, children: Children) -> None:
+@pytest.mark.parametrize("scenario", ["direct", "direct_async"])
+def test_memory_stays_lost_when_nobody_says_so(
+    daemon: FakeDaemon, children: Children, scenario: str
+) -> None:
     """R7: late bytes could still come."""
     url = daemon.put("llama", "weights", pattern(MIB))
     daemon.on("POST /v1/gpu-read", HANG_UP)
     daemon.on("DELETE /v1/targets", HANG_UP)
-    told = children.run("direct", url=url, nbytes=MIB)
+    told = children.run(scenario, url=url, nbytes=MIB)
     assert told.error["type"] == "ConnectionLost"
     assert told.left == {}
+    assert_paired(children.calls())
+
+
+@pytest.mark.parametrize("interface", ["dlpack", "cuda"])
+def test_cancelling_a_read(
+    daemon: FakeDaemon, children: Children, tmp_path: Path, interface: str
+) -> None:
+    """R7, R36: a cancelled call has fenced its copies; nothing of it is left."""
+    data = pattern(4 * STAGING_PART_BYTES)
+    url = daemon.put("llama", "weights", data)
+    reached, cancelled = tmp_path / "reached", tmp_path / "reached.cancelled"
+
+    def hold(seen: Seen) -> None:
+        reached.touch()
+        while not cancelled.exists():
+            time.sleep(0.001)  # No event reaches across processes.
+
+    daemon.on("POST /v1/gpu-read", None, None, hold)
+    told = children.on(
+        "cancelled",
+        {"FAKECUDA_DELAY_US": "5000"},
+        url=url,
+        nbytes=len(data),
+        interface=interface,
+        after=str(reached),
+    )
+    assert told.result == {"outcome": "CancelledError", "quiet": True, "digest": digest(data)}
+    assert told.left == {}
+    assert not daemon.targets
     assert_paired(children.calls())
 
 
@@ -362,3 +406,63 @@ def test_errors_of_the_object_are_not_steps(daemon: FakeDaemon, children: Childr
     assert told.error["type"] == "Corrupt"
     assert told.said == [] and told.left == {}
     assert daemon.count("host-read") == 0
+
+
+# Calls without which nothing can be given back: where the driver refuses, it keeps what it had.
+FREEING = {
+    "cuMemUnmap", "cuMemAddressFree", "cuMemRelease", "cuStreamDestroy", "cuEventDestroy",
+    "cuDevicePrimaryCtxRelease", "cuCtxPushCurrent", "cuCtxPopCurrent",
+}  # fmt: skip
+# What the test's own arrays call, before anything is read and after.
+OF_THE_TEST = {"cuMemAlloc", "cuMemFree", "cuMemsetD8", "cuMemcpyDtoH", "cuGetErrorName"}
+
+
+def fault_plan(calls: Counter[str], code: int) -> list[tuple[str, int, int]]:
+    """Each call that was made, at its first time, in the middle and at its last."""
+    return [
+        (name, code, nth)
+        for name, count in sorted(calls.items())
+        if name not in OF_THE_TEST
+        for nth in sorted({1, (count + 1) // 2, count})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "code"),
+    [
+        ("direct", 2),
+        ("direct", 700),
+        ("staged", 2),
+        ("staged", 700),
+        ("direct_async", 2),
+        ("staged_async", 700),
+    ],
+)
+def test_each_driver_call_fails_in_turn(
+    daemon: FakeDaemon, children: Children, scenario: str, code: int
+) -> None:
+    """F93, R36: the right bytes or a clear error, never a hang; nothing is left but what the
+    driver did not take back."""
+    data = pattern(4 * MIB + 5)
+    url = daemon.put("llama", "weights", data)
+    arguments: dict[str, Any] = {"url": url, "nbytes": len(data)}
+    if "staged" in scenario:
+        arguments["interface"] = "dlpack"
+    children.run("faults", of=scenario, plan=[("none", 1, 1)], part_bytes=2 * MIB, **arguments)
+    plan = fault_plan(children.calls(), code)
+    assert len(plan) > 20
+    told = children.run("faults", of=scenario, plan=plan, part_bytes=2 * MIB, **arguments)
+    wrong = []
+    for fault, outcome in told.result.items():
+        if "status" in outcome:
+            wrong.append(f"{fault}: ended with {outcome['status']}")
+        elif "result" in outcome:
+            if outcome["result"]["digest"] != digest(data):
+                wrong.append(f"{fault}: wrong bytes")
+        elif outcome["error"]["type"] != "GpuError" or outcome["error"]["native"] != code:
+            wrong.append(f"{fault}: {outcome['error']}")
+        left = {} if code == 700 or fault.partition(":")[0] in FREEING else outcome.get("left")
+        if left:
+            wrong.append(f"{fault}: left {left}")
+    assert not wrong, "\n".join(wrong)
+    assert not daemon.targets

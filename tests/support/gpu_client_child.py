@@ -7,6 +7,8 @@ are looked at by copies, as a program would: host code cannot touch them.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import gc
 import hashlib
@@ -22,6 +24,7 @@ from typing import Any
 import racer
 from racer.cuda import dlpack
 from racer.cuda.device import Device
+from racer.gpu import staging
 
 Scenario = Callable[..., dict[str, Any]]
 SCENARIOS: dict[str, Scenario] = {}
@@ -44,7 +47,10 @@ def bytes_on_gpu(device: Device, address: int, nbytes: int) -> bytes:
     data = (ctypes.c_char * nbytes)()
     with device.current():
         status = library.cuMemcpyDtoH_v2(data, ctypes.c_uint64(address), ctypes.c_size_t(nbytes))
-    assert status == 0, status
+    if status:
+        error = racer.GpuError("the test cannot look at GPU memory")
+        error.native = status
+        raise error
     return bytes(data)
 
 
@@ -98,8 +104,9 @@ class Array:
         return digest(self.device, self.address + offset, count)
 
     def free(self) -> None:
-        with self.device.current():
-            assert self.library.cuMemFree_v2(ctypes.c_uint64(self.address)) == 0
+        """A context that is lost gives nothing back."""
+        with contextlib.suppress(racer.GpuError), self.device.current():
+            self.library.cuMemFree_v2(ctypes.c_uint64(self.address))
 
 
 class Consumer:
@@ -148,6 +155,73 @@ def staged(url: str, nbytes: int, interface: str, ordinal: int = 0) -> dict[str,
                 "rest": array.digest(offset=counts[0]) if counts[0] < nbytes else "",
                 "ordered": [stream not in (None, -1, 0) for stream in array.streams],
             }
+    finally:
+        array.free()
+
+
+@scenario
+def direct_async(url: str, nbytes: int, device: object = 0, offset: int = 0) -> dict[str, Any]:
+    async def main() -> dict[str, Any]:
+        async with (
+            racer.AsyncClient(timeout=30) as client,
+            await client.gpu_alloc(nbytes, device) as buffer,
+        ):
+            counts = [await client.read_into(url, buffer, offset) for _ in range(2)]
+            place = buffer.target.memory
+            return {
+                "counts": counts,
+                "gpu": buffer.gpu,
+                "digest": digest(place.device, buffer.address, counts[0]),
+            }
+
+    return asyncio.run(main())
+
+
+@scenario
+def staged_async(url: str, nbytes: int, interface: str, ordinal: int = 0) -> dict[str, Any]:
+    array = Array(nbytes, interface, ordinal)
+
+    async def main() -> dict[str, Any]:
+        async with racer.AsyncClient(timeout=30) as client:
+            counts = [await client.read_into(url, array) for _ in range(2)]
+            return {
+                "counts": counts,
+                "digest": array.digest(counts[0]),
+                "rest": array.digest(offset=counts[0]) if counts[0] < nbytes else "",
+                "ordered": [stream not in (None, -1, 0) for stream in array.streams],
+            }
+
+    try:
+        return asyncio.run(main())
+    finally:
+        array.free()
+
+
+@scenario
+def cancelled(url: str, nbytes: int, interface: str, after: str) -> dict[str, Any]:
+    """A call is cancelled when the file `after` is there; nothing writes to the array later."""
+    array = Array(nbytes, interface)
+
+    async def main() -> dict[str, Any]:
+        async with racer.AsyncClient(timeout=30) as client:
+            reading = asyncio.ensure_future(client.read_into(url, array))
+            while not os.path.exists(after):  # noqa: ASYNC110 ASYNC240 - made by another process
+                await asyncio.sleep(0.001)
+            reading.cancel()
+            await asyncio.sleep(0)
+            os.close(os.open(f"{after}.cancelled", os.O_CREAT | os.O_WRONLY))
+            outcome = (await asyncio.gather(reading, return_exceptions=True))[0]
+            then = array.digest()
+            array.device.synchronize()
+            await client.read(url, 0, 10)
+            quiet = array.digest() == then
+            await client.read_into(url, array)
+            return {
+                "outcome": type(outcome).__name__, "quiet": quiet, "digest": array.digest()
+            }  # fmt: skip
+
+    try:
+        return asyncio.run(main())
     finally:
         array.free()
 
@@ -216,6 +290,33 @@ def alloc_only(nbytes: int, device: object = 0) -> dict[str, Any]:
         return {"nbytes": buffer.nbytes, "gpu": buffer.gpu, "device": buffer.device_id}
 
 
+@scenario
+def faults(
+    of: str, plan: list[tuple[str, int, int]], part_bytes: int, **arguments: Any
+) -> dict[str, Any]:
+    """Runs scenario `of` once for each (call, code, nth), each in a fork that loads the driver."""
+    staging.STAGING_PART_BYTES = part_bytes
+    return {f"{name}:{code}:{nth}": _forked(of, name, code, nth, arguments)
+            for name, code, nth in plan}  # fmt: skip
+
+
+def _forked(of: str, name: str, code: int, nth: int, arguments: dict[str, Any]) -> Any:
+    """The driver is loaded by the child alone: it reads then what it is to do wrong."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        os.environ["FAKECUDA_FAIL"] = f"{name}:{code}:{nth}"
+        _said.clear()
+        os.write(writing, json.dumps(run(of, arguments)).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    return json.loads(told) if status == 0 else {"status": status}
+
+
 # --- the process ----------------------------------------------------------------------------------
 
 
@@ -241,9 +342,7 @@ class _Said(logging.Handler):
         _said.append(record.getMessage())
 
 
-def main() -> None:
-    logging.getLogger("racer").addHandler(_Said())
-    name, arguments = sys.argv[1], json.loads(sys.argv[2])
+def run(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     try:
         told["result"] = SCENARIOS[name](**arguments)
@@ -256,7 +355,12 @@ def main() -> None:
     gc.collect()
     told["left"] = {what: count for what, count in held().items() if count}
     told["said"] = _said
-    print(json.dumps(told))
+    return told
+
+
+def main() -> None:
+    logging.getLogger("racer").addHandler(_Said())
+    print(json.dumps(run(sys.argv[1], json.loads(sys.argv[2]))))
 
 
 if __name__ == "__main__":

@@ -139,6 +139,10 @@ class Endpoint(EndpointState):
 
         return self._attempt(exchange, deadline, idempotent=True)
 
+    def dedicated(self) -> Connection:
+        """See `ConnectionPool.dedicated`."""
+        return self.pool.dedicated()
+
     def check_name(self, deadline: Deadline) -> None:
         """Asks a socket that was given by its path whether it serves the cache of the URL."""
         if not self._name_checked:

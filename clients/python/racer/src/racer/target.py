@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from racer import messages
 from racer.connection import Connection
 from racer.deadline import Deadline
-from racer.endpoint import Endpoint
 from racer.errors import Closed, Forked, MemoryLost, RacerError, TargetRefused
 from racer.memory import SharedMemory
 from racer.wire import Request
@@ -43,6 +42,15 @@ class Memory(Protocol):
     def touch(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Registrar(Protocol):
+    """One cache's daemon, as far as registering memory goes: an `Endpoint`, say."""
+
+    def check_name(self, deadline: Deadline) -> None: ...
+
+    def dedicated(self) -> Connection:
+        """A connection for the registration alone."""
 
 
 M = TypeVar("M", bound=Memory)
@@ -92,20 +100,28 @@ class Registered(TargetMemory[M]):
     def __init__(self, memory: M) -> None:
         super().__init__(memory)
         self._lock = threading.Lock()
-        self._registered: dict[Endpoint, tuple[Connection, str]] = {}
+        self._registered: dict[object, tuple[Connection, str]] = {}
         _TARGETS.add(self)
 
-    def id_for(self, endpoint: Endpoint, deadline: Deadline) -> str:
+    def known_id(self, endpoint: object) -> str | None:
+        """The id under which `endpoint` still knows this memory."""
+        self.check()
+        known = self._registered.get(endpoint)
+        if known is None:
+            return None
+        connection, target_id = known
+        if connection.is_fresh():
+            return target_id
+        connection.close()
+        del self._registered[endpoint]
+        return None
+
+    def id_for(self, endpoint: Registrar, deadline: Deadline) -> str:
         """The id under which `endpoint` knows this memory; registers it where it does not."""
         with self._lock:
-            self.check()
-            known = self._registered.get(endpoint)
+            known = self.known_id(endpoint)
             if known is not None:
-                connection, target_id = known
-                if connection.is_fresh():
-                    return target_id
-                connection.close()
-                del self._registered[endpoint]
+                return known
             endpoint.check_name(deadline)
             try:
                 registered = self._register(endpoint, deadline)
@@ -117,10 +133,10 @@ class Registered(TargetMemory[M]):
             self._registered[endpoint] = registered
             return registered[1]
 
-    def _register(self, endpoint: Endpoint, deadline: Deadline) -> tuple[Connection, str]:
-        connection = endpoint.pool.dedicated()
+    def _register(self, endpoint: Registrar, deadline: Deadline) -> tuple[Connection, str]:
+        connection = endpoint.dedicated()
         try:
-            request = self._register_request()
+            request = self.register_request()
             answer = connection.exchange(request, deadline, [self.memory.fd])
             if answer.head.status >= 400:
                 raise messages.error_of(answer.head, answer.body, about="registering memory")
@@ -129,10 +145,10 @@ class Registered(TargetMemory[M]):
             connection.close()
             raise
 
-    def _register_request(self) -> Request:
+    def register_request(self) -> Request:
         return messages.register_request()
 
-    def forget(self, endpoint: Endpoint, target_id: str) -> None:
+    def forget(self, endpoint: object, target_id: str) -> None:
         """The daemon does not know `target_id` (any more)."""
         with self._lock:
             known = self._registered.get(endpoint)
@@ -141,14 +157,15 @@ class Registered(TargetMemory[M]):
                 known[0].close()
 
     def release(self) -> bool:
-        """Has the daemons let go of the memory, which stays; returns whether all said so.
+        """Has the daemons let go of the memory, which stays; returns whether some knew it, and all
+        of them said so.
 
         A daemon that does not answer in time lets go when it sees the connection end.
         """
         with self._lock:
             registered, self._registered = self._registered, {}
         said = [_release(connection, target_id) for connection, target_id in registered.values()]
-        return all(said)
+        return bool(said) and all(said)
 
     def close(self) -> None:
         """`release`, then gives the memory up; done twice it does nothing."""

@@ -9,14 +9,16 @@ import io
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from racer import messages
 from racer.aio.endpoint import AsyncEndpoint
 from racer.aio.landing import AsyncLanding, AsyncMapping
 from racer.aio.reads import AsyncRead, fill, get, in_order, into_fresh_memory
 from racer.aio.target import AsyncRing, AsyncTarget
+from racer.aio.threads import to_end
 from racer.bulk import SMALL_BYTES
-from racer.client import CONNECTIONS_MAX, TIMEOUT_SECONDS, Buffer, Url
+from racer.client import CONNECTIONS_MAX, TIMEOUT_SECONDS, Buffer, GpuArray, Url, may_be_gpu
 from racer.deadline import Deadline
 from racer.errors import (
     Closed,
@@ -41,6 +43,9 @@ from racer.messages import (
 from racer.ranges import stop_of, within
 from racer.socket_path import SocketPlace
 from racer.urls import RacerUrl
+
+if TYPE_CHECKING:
+    from racer.aio.gpu import AsyncGpuBuffer, AsyncGpuSide
 
 _LIST_LIMIT = 1000
 
@@ -70,6 +75,7 @@ class AsyncClient:
         self._pid = os.getpid()
         self._endpoints: dict[str, AsyncEndpoint] = {}
         self._ring = AsyncRing()
+        self._gpu: AsyncGpuSide | None = None
         self._closed = False
 
     # --- lifetime ---------------------------------------------------------------------------
@@ -86,9 +92,13 @@ class AsyncClient:
         Landings and mappings are their owners' and stay.
         """
         self._closed = True
-        self._ring.close()
-        for endpoint in self._endpoints.values():
-            endpoint.pool.close()
+        try:
+            if self._gpu is not None:
+                await self._gpu.aclose()
+        finally:
+            self._ring.close()
+            for endpoint in self._endpoints.values():
+                endpoint.pool.close()
 
     def _endpoint(self, cache: str) -> AsyncEndpoint:
         if os.getpid() != self._pid:
@@ -280,7 +290,7 @@ class AsyncClient:
     async def read_into(
         self,
         url: Url,
-        buffer: Buffer,
+        buffer: Buffer | GpuArray,
         offset: int = 0,
         *,
         etag: str | None = None,
@@ -289,12 +299,18 @@ class AsyncClient:
         """Fills a writable buffer from `offset` on; returns how many bytes came.
 
         The buffer belongs to the call until it ends, also where it is cancelled: nothing touches
-        it afterwards. On an error it holds nothing to rely on.
+        it afterwards. On an error it holds nothing to rely on. It may be in GPU memory, as in
+        `Client.read_into`.
         """
         parsed = RacerUrl.parse_object(url)
         seconds = self.timeout if timeout is None else timeout
         if offset < 0:
             raise ValueError(f"the offset {offset} is negative")
+        if may_be_gpu(buffer):
+            from racer.gpu.place import is_gpu_destination
+
+            if is_gpu_destination(buffer):
+                return await self._read_into_gpu(parsed, buffer, offset, etag, seconds)
         with memoryview(buffer) as given, given.cast("B") as view:
             if view.readonly:
                 raise TypeError("the buffer is read-only")
@@ -309,6 +325,38 @@ class AsyncClient:
                 with view[: end - start] as wanted:
                     await fill(read, self._ring, wanted)
             return end - start
+
+    async def _read_into_gpu(
+        self, url: RacerUrl, array: GpuArray, offset: int, etag: str | None, seconds: float
+    ) -> int:
+        from racer.gpu.place import GpuPlace
+
+        with GpuPlace(array) as place:
+            stat = await self.stat(url, etag=etag, timeout=seconds)
+            start, end = within(url, offset, offset + place.nbytes, stat.size)
+            if start < end:
+                await to_end(place.wait)
+                read = self._read(url, start, end, stat.etag, seconds)
+                await self._gpu_side().fill(read, place)
+            return end - start
+
+    def _gpu_side(self) -> AsyncGpuSide:
+        from racer.aio.gpu import AsyncGpuSide
+
+        if self._gpu is None:
+            self._gpu = AsyncGpuSide(self._ring)
+        return self._gpu
+
+    async def gpu_alloc(self, nbytes: int, device: object = 0) -> AsyncGpuBuffer:
+        """Makes `nbytes` of GPU memory that the daemon writes into; see `Client.gpu_alloc`.
+
+        An async context manager, or the caller's to `aclose`.
+        """
+        if self._closed:
+            raise Closed("the client was closed")
+        from racer.aio.gpu import async_alloc
+
+        return await async_alloc(nbytes, device)
 
     async def stream(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from racer.connection import SocketOwner
+from racer.connection import Connection, SocketOwner
 from racer.deadline import Deadline
 from racer.errors import RacerError
 from racer.exchange import RECEIVE_BYTES, Answer, lost, rights
@@ -31,6 +31,14 @@ class AsyncConnection(SocketOwner):
         await self.send(request, deadline, descriptors)
         head = await self.receive_head(deadline)
         return Answer(head, await self.receive_body(deadline))
+
+    def into_blocking(self) -> Connection:
+        """The same connection for other threads; this one is closed. It has to be idle."""
+        assert self.idle
+        blocking = Connection.__new__(Connection)
+        vars(blocking).update(vars(self))
+        self._socket = None
+        return blocking
 
     async def send(
         self, request: Request, deadline: Deadline, descriptors: Sequence[int] = ()

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from racer import messages
 from racer.aio.connection import AsyncConnection
 from racer.aio.endpoint import AsyncEndpoint
-from racer.aio.target import AsyncRing, AsyncTarget
+from racer.aio.target import AsyncRing, AsyncTarget, ReadTarget
 from racer.aio.threads import to_end
 from racer.bulk import SMALL_BYTES, Chunk
 from racer.deadline import Deadline
@@ -31,7 +31,7 @@ from racer.urls import RacerUrl
 # Copies of this size are quicker than a thread that would make them.
 _COPY_BYTES_ON_LOOP = 512 << 10
 
-PartRead = Callable[[Part], Awaitable["Landed"]]
+T = TypeVar("T")
 
 
 class AsyncRead(NamedTuple):
@@ -96,7 +96,7 @@ async def get_into(read: AsyncRead, start: int, view: memoryview) -> Body:
 
 
 async def host_read(
-    read: AsyncRead, part: Part, target: AsyncTarget, offset: int, *, one_shot: bool = False
+    read: AsyncRead, part: Part, target: ReadTarget, offset: int, *, one_shot: bool = False
 ) -> HostRead:
     """Has the daemon write a part to `offset` of the target.
 
@@ -121,7 +121,7 @@ async def host_read(
 async def _host_read_once(
     read: AsyncRead,
     part: Part,
-    target: AsyncTarget,
+    target: ReadTarget,
     offset: int,
     one_shot: bool,
     deadline: Deadline,
@@ -136,7 +136,12 @@ async def _host_read_once(
         endpoint.ever_connected = True
         target.check()
         request = messages.host_read_request(
-            read.url, span, read.etag, target=target_id, target_offset=offset
+            read.url,
+            span,
+            read.etag,
+            target=target_id,
+            target_offset=offset,
+            operation=target.operation,
         )
         try:
             descriptors = [target.memory.fd] if one_shot else ()
@@ -162,14 +167,14 @@ async def _host_read_once(
 
 
 async def in_flight(
-    parts: Iterator[Part], read_part: PartRead, more: Callable[[], bool]
-) -> AsyncGenerator[Landed]:
+    parts: Iterator[Part], read_part: Callable[[Part], Awaitable[T]], more: Callable[[], bool]
+) -> AsyncGenerator[T]:
     """Runs `read_part` for each part, several at a time, and yields the results in order.
 
     `more` says whether another one may start now (the first always may). Ends with every task
     awaited, whichever way it ends.
     """
-    tasks: deque[asyncio.Task[Landed]] = deque()
+    tasks: deque[asyncio.Task[T]] = deque()
     following = next(parts, None)
     try:
         while following is not None or tasks:
@@ -185,7 +190,7 @@ async def in_flight(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _awaited(read_part: PartRead, part: Part) -> Landed:
+async def _awaited(read_part: Callable[[Part], Awaitable[T]], part: Part) -> T:
     return await read_part(part)
 
 

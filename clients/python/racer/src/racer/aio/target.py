@@ -6,6 +6,7 @@ Layer: on `aio.endpoint`; one event loop's. The counterpart of `racer.target` an
 from __future__ import annotations
 
 import asyncio
+from typing import Any, Protocol
 
 from racer import messages
 from racer.aio.connection import AsyncConnection
@@ -16,6 +17,29 @@ from racer.errors import Closed, RacerError, TargetRefused
 from racer.memory import SharedMemory
 from racer.target import RELEASE_SECONDS, TargetMemory
 from racer.transfer import RING_PART_BYTES, RING_SLOTS
+
+
+class ReadTarget(Protocol):
+    """Memory that a read goes into, as far as reading goes."""
+
+    @property
+    def operation(self) -> str: ...
+
+    @property
+    def memory(self) -> Any: ...
+
+    @property
+    def lost(self) -> bool: ...
+
+    def check(self) -> None: ...
+
+    def give_up(self) -> None: ...
+
+    def can_be_touched(self, error: RacerError) -> bool: ...
+
+    async def id_for(self, endpoint: AsyncEndpoint, deadline: Deadline) -> str: ...
+
+    def forget(self, endpoint: AsyncEndpoint, target_id: str) -> None: ...
 
 
 class AsyncTarget(TargetMemory[SharedMemory]):

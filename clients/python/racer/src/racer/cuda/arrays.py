@@ -1,16 +1,18 @@
 """Other people's CUDA memory to write to: torch, cupy, numba, and whatever speaks their protocols.
 
 Layer: `cuda`, on `device` and `dlpack`; any thread. `Destination.open` says where an array lies,
-and returns when what its owner had queued for it has run, so that another process or stream may
-write to it: by DLPack the owner's stream is ordered before one of ours; by the CUDA array
+and `wait` returns when what its owner had queued for it has run, so that another process or stream
+may write to it: by DLPack the owner's stream is ordered before one of ours; by the CUDA array
 interface the owner names a stream, or says that there is nothing to wait for; where it says
-nothing, all of the GPU's work is waited for.
+nothing, all of the GPU's work is waited for. `open` is quick and belongs on the thread that uses
+the array (an owner's "current stream" is a thread's); `wait` may take as long as that work.
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from racer.cuda import dlpack
@@ -28,13 +30,15 @@ def is_cuda(value: object) -> bool:
 
 
 class Destination:
-    """`nbytes` bytes at `address` on `device`, kept until `close`. A context manager."""
+    """`nbytes` bytes at `address` on `device`, kept until `close`."""
 
     def __init__(self, device: Device, address: int, nbytes: int, keep: object) -> None:
         self.device = device
         self.address = address
         self.nbytes = nbytes
         self._keep: object = keep
+        self._stream: Stream | None = None
+        self._wait: Callable[[], None] | None = None
 
     @classmethod
     def open(cls, array: Any) -> Destination:
@@ -47,18 +51,23 @@ class Destination:
     @classmethod
     def _by_dlpack(cls, array: Any) -> Destination:
         device = Device.numbered(int(array.__dlpack_device__()[1]))
-        with closing(Stream(device)) as stream:
+        stream = Stream(device)
+        try:
             borrowed = dlpack.Borrowed(_capsule(array, stream.handle))
             try:
                 if borrowed.read_only:
                     raise TypeError("the CUDA array is read-only")
                 nbytes = dlpack.nbytes_of(borrowed.tensor)
-                stream.synchronize()
             except BaseException:
                 borrowed.close()
                 raise
+        except BaseException:
+            stream.close()
+            raise
         address = (borrowed.tensor.data or 0) + borrowed.tensor.byte_offset
-        return cls(device, address, nbytes, borrowed)
+        opened = cls(device, address, nbytes, borrowed)
+        opened._stream, opened._wait = stream, stream.synchronize
+        return opened
 
     @classmethod
     def _by_interface(cls, array: Any) -> Destination:
@@ -70,24 +79,27 @@ class Destination:
         if nbytes == 0:
             return cls(Device.find("cuda"), 0, 0, array)
         device = Device.of_pointer(address)
+        opened = cls(device, address, nbytes, array)
         stream = told.get("stream")
         if told.get("version", 0) < _INTERFACE_WITH_STREAMS or "stream" not in told:
-            device.synchronize()
+            opened._wait = device.synchronize
         elif stream is not None:
-            with device.current() as api:
-                api.cuStreamSynchronize(stream)
-        return cls(device, address, nbytes, array)
+            opened._wait = partial(device.wait_for_stream, stream)
+        return opened
+
+    def wait(self) -> None:
+        """Blocks until nothing that was queued for the array before `open` runs any more."""
+        if self._wait is not None:
+            self._wait()
 
     def close(self) -> None:
         keep, self._keep = self._keep, None
-        if isinstance(keep, dlpack.Borrowed):
-            keep.close()
-
-    def __enter__(self) -> Destination:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            if self._stream is not None:
+                self._stream.close()
+        finally:
+            if isinstance(keep, dlpack.Borrowed):
+                keep.close()
 
 
 def _as_bytes(array: Any) -> Any:

@@ -111,6 +111,11 @@ class Device:
         with self.current() as api:
             api.cuCtxSynchronize()
 
+    def wait_for_stream(self, handle: int) -> None:
+        """Waits for somebody else's stream; 1 and 2 are the default ones, as the driver has it."""
+        with self.current() as api:
+            api.cuStreamSynchronize(handle)
+
     def exports_memory(self) -> bool:
         """Whether memory of this GPU can be passed to another process by descriptor."""
         value = ctypes.c_int()

@@ -100,8 +100,11 @@ class DeviceMemory:
             os.close(fd)
             return
         try:
-            with self.device.current() as api, self._undo:
-                api.cuCtxSynchronize()
+            try:
+                with self.device.current() as api, self._undo:
+                    api.cuCtxSynchronize()
+            finally:
+                self._undo.close()  # What is left where no context could be made current.
         except GpuError as error:
             if error.native != DEINITIALIZED:  # The process is ending.
                 _log.warning("GPU memory on %s was not freed in order: %s", self.device, error)
