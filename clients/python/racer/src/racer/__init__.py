@@ -43,6 +43,7 @@ from racer.urls import RacerUrl
 
 if TYPE_CHECKING:
     from racer.aio import AsyncClient, AsyncLanding, AsyncMapping
+    from racer.aio.gpu import AsyncGpuBuffer
     from racer.client import Client
     from racer.gpu import GpuBuffer
     from racer.landing import Landing
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "AsyncClient": "racer.aio",
+    "AsyncGpuBuffer": "racer.aio.gpu",
     "AsyncLanding": "racer.aio",
     "AsyncMapping": "racer.aio",
     "Client": "racer.client",
@@ -97,6 +99,7 @@ _LAZY = {
 
 __all__ = [
     "AsyncClient",
+    "AsyncGpuBuffer",
     "AsyncLanding",
     "AsyncMapping",
     "BadRequest",

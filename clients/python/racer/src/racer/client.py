@@ -41,7 +41,8 @@ from racer.streaming import get
 from racer.urls import RacerUrl
 
 if TYPE_CHECKING:
-    from racer.gpu import GpuBuffer, GpuSide
+    from racer.gpu import GpuBuffer
+    from racer.gpu.reads import GpuSide
 
 Buffer = bytearray | memoryview
 GpuArray = Any  # There is no type for "speaks DLPack, or has __cuda_array_interface__".
@@ -310,8 +311,8 @@ class Client:
         seconds = self.timeout if timeout is None else timeout
         if offset < 0:
             raise ValueError(f"the offset {offset} is negative")
-        if not isinstance(buffer, bytearray | memoryview) and _may_be_gpu(buffer):
-            from racer.gpu import is_gpu_destination
+        if may_be_gpu(buffer):
+            from racer.gpu.place import is_gpu_destination
 
             if is_gpu_destination(buffer):
                 return self._read_into_gpu(parsed, buffer, offset, etag, seconds)
@@ -333,12 +334,13 @@ class Client:
     def _read_into_gpu(
         self, url: RacerUrl, array: GpuArray, offset: int, etag: str | None, seconds: float
     ) -> int:
-        from racer.gpu import GpuPlace
+        from racer.gpu.place import GpuPlace
 
         with GpuPlace(array) as place:
             stat = self.stat(url, etag=etag, timeout=seconds)
             start, end = within(url, offset, offset + place.nbytes, stat.size)
             if start < end:
+                place.wait()
                 read = self._bulk(url, start, end, stat.etag, seconds)
                 self._gpu_side().fill(read, place)
             return end - start
@@ -353,12 +355,12 @@ class Client:
         with self._lock:
             if self._closed:
                 raise Closed("the client was closed")
-        from racer.gpu import alloc
+        from racer.gpu.buffer import GpuBuffer, alloc
 
-        return alloc(nbytes, device)
+        return GpuBuffer(alloc(nbytes, device))
 
     def _gpu_side(self) -> GpuSide:
-        from racer.gpu import GpuSide
+        from racer.gpu.reads import GpuSide
 
         with self._lock:
             if self._closed:
@@ -459,8 +461,8 @@ class Client:
             self._gpu.after_fork_in_child()
 
 
-def _may_be_gpu(buffer: object) -> bool:
-    """Whether it is worth looking closer."""
+def may_be_gpu(buffer: object) -> bool:
+    """Whether it is worth loading what knows GPU memory."""
     return hasattr(buffer, "__dlpack_device__") or hasattr(buffer, "__cuda_array_interface__")
 
 
