@@ -328,6 +328,16 @@ class Daemon:
             "/healthz": lambda: Answer.text("ok\n"),
             "/readyz": self._readiness,
             "/metrics": self._exposition,
+            "/debug/disks": lambda: Answer.json(
+                [asdict(report) for report in self._store.reports()]
+                if self._state != "starting"
+                else []
+            ),
+            "/debug/keys": lambda: Answer.json(
+                {"active": self._keyring.active.epoch, "epochs": self._keyring.epochs}
+                if self._state != "starting"
+                else {}
+            ),
             "/debug/flights": lambda: Answer.json(
                 self._services.flights.describe() if self._state != "starting" else []
             ),
@@ -377,6 +387,7 @@ def _disk_state(report: DiskReport) -> dict[str, object]:
         "pages": report.pages,
         "recovering": report.recovering,
         "recovery": asdict(report.recovery),
+        "troubles": report.troubles,
     }
 
 

@@ -130,6 +130,24 @@ class Metrics:
             "Bytes copied because their memory was not aligned for O_DIRECT; should be 0.",
             "disk",
         )  # fmt: skip
+        self.store_at_floor = self._gauge(
+            "racer_store_at_floor",
+            "1 while the file system's floor of free space keeps the slab from growing.",
+            "disk",
+        )
+        self.store_write_budget_left = self._gauge(
+            "racer_store_write_budget_left_bytes",
+            "What may still be written today; there only where there is a limit.",
+            "disk",
+        )
+        self.store_recovering = self._gauge(
+            "racer_store_recovering", "1 while recovery looks for pages.", "disk"
+        )
+        self.store_recovery_segments = self._gauge(
+            "racer_store_recovery_segments",
+            "Segments by how far recovery is: total, done, unreadable.",
+            "disk", "what",
+        )  # fmt: skip
         self.store_recovery_pages = self._gauge(
             "racer_store_recovery_pages", "Pages found by recovery so far, by source.",
             "disk", "source",

@@ -21,13 +21,19 @@ class WriteBudget:
 
     def take(self, now: float, size: int) -> bool:
         """Takes `size` bytes if there are as many; returns whether there were."""
-        if self._per_day is None:
+        left = self.left(now)
+        if left is None:
             return True
-        if self._filled_at is not None:
-            grown = max(0.0, now - self._filled_at) * self._per_day / _SECONDS_PER_DAY
-            self._left = min(float(self._per_day), self._left + grown)
+        self._left = left
         self._filled_at = now
         if size > self._left:
             return False
         self._left -= size
         return True
+
+    def left(self, now: float) -> float | None:
+        """Bytes that may be written now; None where there is no limit."""
+        if self._per_day is None or self._filled_at is None:
+            return self._per_day
+        grown = max(0.0, now - self._filled_at) * self._per_day / _SECONDS_PER_DAY
+        return min(float(self._per_day), self._left + grown)

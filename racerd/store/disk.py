@@ -31,6 +31,7 @@ from racerd.store.checkpoint import (
 )
 from racerd.store.device import BlockDevice, DiskError
 from racerd.store.engine import Dropped, Found
+from racerd.store.fates import UNREADABLE, Fates, damage
 from racerd.store.housekeeper import Keeper, Work
 from racerd.store.live import LiveSlab, make_live
 from racerd.store.loan import NotLent, RecordLoan
@@ -38,16 +39,22 @@ from racerd.store.notes import Notes, Selector
 from racerd.store.recovery import Progress, Recovery
 from racerd.store.settings import DiskSettings, StoreSettings
 from racerd.store.slab import open_slab
+from racerd.store.troubles import Condition, troubles
 from racerd.store.watch import DiskWatch
 from racerd.store.writer import SlabWriter
 from racerd.telemetry import Metrics
 
 log = logging.getLogger(__name__)
 
+SCANNED_WORTH_A_CHECKPOINT = 256  # Pages that recovery had to find by reading their headers.
+
 
 @dataclass(frozen=True, slots=True)
 class DiskReport:
-    """A disk as shown to people. `reason` says why it is not normal; sizes are bytes."""
+    """A disk as shown to people. `reason` says why it is not normal; sizes are bytes.
+
+    `troubles`: what is wrong with it, in sentences.
+    """
 
     path: str
     state: str
@@ -59,6 +66,7 @@ class DiskReport:
     index_bytes: int
     recovering: bool
     recovery: Progress
+    troubles: tuple[str, ...]
 
 
 class Disk:
@@ -77,6 +85,7 @@ class Disk:
         self._open_device = open_device
         self.watch = DiskWatch(settings.path, metrics, hang_seconds=store.hang_seconds, clock=clock)
         self._budget = WriteBudget(store.write_bytes_per_day)
+        self.fates = Fates(clock)
         self._live: LiveSlab | None = None
         self._closing: LiveSlab | None = None  # Given up, but an operation on it is running.
         self._writer: SlabWriter | None = None
@@ -95,6 +104,7 @@ class Disk:
 
     def start(self) -> None:
         """Starts the disk's thread, which opens the slab and recovers it."""
+        self._show()
         self._keeper.start()
 
     def wait_open(self) -> None:
@@ -151,7 +161,7 @@ class Disk:
             return
         self._locked = None
         self._told = ""
-        live = make_live(slab, self.watch)
+        live = make_live(slab, self.watch, self.fates)
         live.engine.quotas = dict(self._quotas)
         self._writer = SlabWriter(
             live, self.watch, self._budget, self._metrics, label=self.label, settings=self._store
@@ -174,6 +184,7 @@ class Disk:
             self.watch.count(error)
             self._locked = error if error.code == "slab_locked" else None
         self.watch.start_down(error.message)
+        self.watch.publish()
         if error.message != self._told:  # Each probe may meet it again.
             self._told = error.message
             log.error("%s is not used: %s; %s", self.label, error.message, error.hint)
@@ -222,12 +233,12 @@ class Disk:
             self._write_checkpoint(live)
             slab.device.truncate(slab.geometry.capacity_bytes)
         self._checkpoint_due = self.watch.now() + self._store.checkpoint_seconds
+        if recovery.progress.pages_from_scan >= SCANNED_WORTH_A_CHECKPOINT:
+            # Who is killed again before the next one is due would scan all that once more.
+            live.changed, self._checkpoint_due = True, self.watch.now()
 
     def _tell_recovery(self, live: LiveSlab, seconds: float) -> None:
         progress = live.progress
-        pages = self._metrics.store_recovery_pages
-        pages.labels(self.label, "checkpoint").set(progress.pages_from_checkpoint)
-        pages.labels(self.label, "scan").set(progress.pages_from_scan)
         self._metrics.store_recovery_seconds.labels(self.label).set(seconds)
         log.info(
             "%s: %d pages after %.1f s (%d from the checkpoint, %d by scanning; %d segments could"
@@ -236,6 +247,27 @@ class Disk:
         )  # fmt: skip
 
     # What others see
+
+    def _show(self) -> None:
+        """Sets gauges up that tell what is so at the time when they are read."""
+        metrics, label = self._metrics, self.label
+        pages, segments = metrics.store_recovery_pages, metrics.store_recovery_segments
+        shown = [
+            (metrics.store_pages.labels(label), lambda: self.page_count),
+            (metrics.store_bytes.labels(label), lambda: self.live_bytes),
+            (metrics.store_pinned_bytes.labels(label), lambda: self.pinned_bytes),
+            (metrics.store_recovering.labels(label), lambda: self.recovering),
+            (pages.labels(label, "checkpoint"), lambda: self.progress.pages_from_checkpoint),
+            (pages.labels(label, "scan"), lambda: self.progress.pages_from_scan),
+            (segments.labels(label, "total"), lambda: self.progress.segments_total),
+            (segments.labels(label, "done"), lambda: self.progress.segments_done),
+            (segments.labels(label, "unreadable"), lambda: self.progress.segments_unreadable),
+        ]
+        for gauge, value in shown:
+            gauge.set_function(value)
+        if self._store.write_bytes_per_day is not None:
+            left = metrics.store_write_budget_left.labels(label)
+            left.set_function(lambda: self._budget.left(self.watch.now()) or 0.0)
 
     def report(self) -> DiskReport:
         live = self._live
@@ -250,7 +282,34 @@ class Disk:
             self.index_bytes,
             self.recovering,
             self.progress,
+            tuple(troubles(self._condition())),
         )
+
+    def _condition(self) -> Condition:
+        live, writer, now = self._live, self._writer, self.watch.now()
+        return Condition(
+            state=self.watch.state,
+            reason=self.watch.reason,
+            opened=live is not None,
+            recovering=self.recovering,
+            progress=self.progress,
+            direct=live is not None and live.slab.device.direct,
+            full_seconds=writer.full_seconds(now) if writer is not None else 0.0,
+            at_floor=writer is not None and writer.at_floor,
+            budget_left=self._budget.left(now),
+            record_bytes=live.slab.geometry.full_record_bytes if live is not None else 0,
+            full_quotas=self._full_quotas(live),
+            evictions_unnoted=live.tombstones.given_up if live is not None else 0,
+        )
+
+    def _full_quotas(self, live: LiveSlab | None) -> dict[str, int]:
+        """Caches that have no room for a further page under their quota."""
+        if live is None:
+            return {}
+        with live.lock:
+            size = live.slab.geometry.full_record_bytes
+            limits = live.engine.quotas.items()
+            return {cache: limit for cache, limit in limits if live.engine.over_quota(cache, size)}
 
     @property
     def opened(self) -> bool:
@@ -418,6 +477,7 @@ class Disk:
         """A record is not what the index promised: count it and drop it."""
         if error.code != "tombstone":  # Dropped before a crash, after the last checkpoint.
             self._metrics.corrupt_pages.labels("disk", error.code).inc()
+            self.fates.note(found.page, damage(error.code))
             log.warning("%s: %s: dropped, to be fetched again", self.label, error.message)
         self._drop_found(live, found)
 
@@ -426,6 +486,8 @@ class Disk:
         with live.lock:
             again = live.engine.suspect(found)
         if again and self.watch.writable:
+            self.fates.note(found.page, UNREADABLE)
+            self._metrics.store_evicted_pages.labels(self.label, "unreadable").inc()
             self._drop_found(live, found)
 
     def _drop_found(self, live: LiveSlab, found: Found) -> None:

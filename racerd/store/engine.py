@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from racerd.ids import ObjectId, PageId
 from racerd.store.columns import NOTHING
+from racerd.store.fates import EVICTED_FOR_QUOTA, EVICTED_FOR_SPACE, EVICTED_ON_REQUEST, Fates
 from racerd.store.geometry import BLOCK_BYTES, SEGMENT_HEADER_BYTES, SlabGeometry
 from racerd.store.index import FORMAT_V1 as ROW_V1
 from racerd.store.index import HITS_MAX, SUSPECT, PageIndex
@@ -116,11 +117,13 @@ class Dropped:
 
 
 class Engine:
-    """See the module. `pinned` tells whether pages of an object are to be spared by eviction."""
+    """See the module. `pinned` tells whether pages of an object are to be spared by eviction;
+    `fates` is told what was evicted, and why."""
 
     def __init__(
-        self, geometry: SlabGeometry, *, pinned: Callable[[ObjectId], bool] = lambda _: False
-    ) -> None:
+        self, geometry: SlabGeometry, *, pinned: Callable[[ObjectId], bool] = lambda _: False,
+        fates: Fates | None = None,
+    ) -> None:  # fmt: skip
         self.geometry = geometry
         self.index = PageIndex(geometry.segment_count)
         self.segments = Segments(geometry)
@@ -135,6 +138,7 @@ class Engine:
         self._pinned_bytes_max = int(geometry.segments_stop * PINNED_SHARE_MAX)
         self._move_bytes_largest = int(geometry.segment_bytes * MOVE_SHARE)
         self._is_pinned = pinned
+        self._fates = fates
         self._pending: dict[tuple[bytes, int], Reservation] = {}
         self._writing: set[Reservation] = set()  # Pending ones, cancelled ones, moves.
 
@@ -228,7 +232,7 @@ class Engine:
         if self.contains(page):
             return Refused("present")
         size = self.geometry.record_bytes(length)
-        if self._over_quota(page.version.object_id.cache, size) > 0:
+        if self.over_quota(page.version.object_id.cache, size) > 0:
             return Refused("quota")
         todo = self._make_room(size, evict=evict)
         if todo is not None:
@@ -437,6 +441,7 @@ class Engine:
         for found in victim.moves:
             self.end_read(found)
         rows = list(self.index.rows_of_segment(victim.segment))
+        self._tell(rows, EVICTED_FOR_SPACE)
         for row in rows:
             self._forget(row)
         self.segments.empty(victim.segment)
@@ -447,6 +452,10 @@ class Engine:
         if not self.segments.free:
             return None
         return self.segments.give_up()
+
+    def _tell(self, rows: list[int], fate: str) -> None:
+        if self._fates is not None and rows:
+            self._fates.note_all(self.index.hashes_of(np.array(rows)), fate)
 
     def _forget(self, row: int) -> None:
         segment = self.index.table.views["segment"][row]
@@ -476,6 +485,7 @@ class Engine:
         stop = min(cursor + _STEP_VERSIONS, self.index.catalog.table.used)
         versions = self.versions_of(selector, cursor, stop)
         rows = self.index.rows_of_versions(versions) if versions else []
+        self._tell(rows[:_STEP_PAGES], EVICTED_ON_REQUEST)
         dropped = [self._drop_row(row) for row in rows[:_STEP_PAGES]]
         if len(rows) > _STEP_PAGES:
             return dropped, cursor
@@ -505,7 +515,7 @@ class Engine:
         if that is not enough.
         """
         cache = page.version.object_id.cache
-        excess = self._over_quota(cache, self.geometry.record_bytes(length))
+        excess = self.over_quota(cache, self.geometry.record_bytes(length))
         if excess <= 0 or self.contains(page):
             return []
         excess = max(excess, int(self.quotas[cache] * _TRIM_SHARE))
@@ -514,6 +524,7 @@ class Engine:
             if excess <= 0:
                 break
             excess -= self._record_bytes(row)
+            self._tell([row], EVICTED_FOR_QUOTA)
             dropped.append(self._drop_row(row))
         return dropped
 
@@ -533,7 +544,7 @@ class Engine:
             rows, order = rows[chosen], order[chosen]
         return [int(row) for row in rows[np.argsort(order)]]
 
-    def _over_quota(self, cache: str, size: int) -> int:
+    def over_quota(self, cache: str, size: int) -> int:
         """By how many bytes `cache` would be over its quota with `size` more."""
         limit = self.quotas.get(cache)
         if limit is None:

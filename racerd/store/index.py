@@ -55,6 +55,12 @@ def halves(digest: bytes) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
+def hash_of(page: PageId) -> int:
+    """The 64-bit hash of a page, spread over its upper bits."""
+    first, _ = halves(page.version.digest)
+    return mixed(first + page.index & U64)
+
+
 def unpack_identity(packed: bytes) -> tuple[ObjectId, str, int]:
     """Reads what `ObjectVersion.packed` wrote: object, ETag, size. Raises ValueError."""
     parts, at = [], 0
@@ -237,12 +243,11 @@ class PageIndex:
 
     def find(self, page: PageId) -> int:
         """Returns the row of `page`, or NOTHING."""
-        first, _ = halves(page.version.digest)
         number, version = page.index, page.version
         versions, pages = self.table.views["version"], self.table.views["page"]
         is_of = self.catalog.is_of
         return self._hashes.find(
-            mixed(first + number & U64),
+            hash_of(page),
             lambda row: pages[row] == number and is_of(versions[row], version),
         )
 
@@ -359,8 +364,13 @@ class PageIndex:
         digest = self.catalog.table.views["digest0"][self.table.views["version"][row]]
         return mixed(digest + self.table.views["page"][row] & U64)
 
-    def _rehash(self) -> tuple[Array, Array]:
-        rows = self.live_rows()
+    def hashes_of(self, rows: Array) -> Array:
+        """`hash_of` the pages of `rows`."""
         ours = self.table.arrays
         digests = self.catalog.table.arrays["digest0"][ours["version"][rows]]
-        return rows, (digests + ours["page"][rows]) * np.uint64(mixed(1))
+        hashes: Array = (digests + ours["page"][rows]) * np.uint64(mixed(1))
+        return hashes
+
+    def _rehash(self) -> tuple[Array, Array]:
+        rows = self.live_rows()
+        return rows, self.hashes_of(rows)

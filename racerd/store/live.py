@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, field
 
 from racerd.store.engine import Engine
+from racerd.store.fates import Fates
 from racerd.store.record_io import RecordIO
 from racerd.store.recovery import Progress
 from racerd.store.slab import Slab
@@ -36,9 +37,9 @@ class LiveSlab:
     number: int = field(default_factory=_numbers.__next__)
 
 
-def make_live(slab: Slab, watch: DiskWatch) -> LiveSlab:
+def make_live(slab: Slab, watch: DiskWatch, fates: Fates) -> LiveSlab:
     """Builds what works on an open slab; its pages are unknown until recovery found them."""
     lock = threading.Lock()
-    engine = Engine(slab.geometry)
+    engine = Engine(slab.geometry, fates=fates)
     record_io = RecordIO(slab.device, slab.id, slab.geometry)
     return LiveSlab(slab, engine, lock, record_io, Tombstones(engine, lock, record_io, watch))

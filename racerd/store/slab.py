@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from racerd.errors import IntegrityError
@@ -26,7 +27,7 @@ from racerd.store.geometry import (
 from racerd.store.notes import Notes, decode_notes_untrusted
 from racerd.store.record import FORMAT_V2
 from racerd.store.settings import DiskSettings, StoreSettings
-from racerd.store.superblock import Superblock, decode_superblock_untrusted
+from racerd.store.superblock import Superblock, decode_superblock_untrusted, is_whole
 from racerd.units import MIB, format_bytes
 
 log = logging.getLogger(__name__)
@@ -79,13 +80,14 @@ def open_slab(
 
     Raises DiskError; IntegrityError `slab_version`, `slab_foreign`, `slab_small`, with a hint.
     """
-    found = _superblock(device, disk)
+    found, spoilt = _superblock(device, disk)
     kept, geometry = _plan(device, disk, store, page, found)
     _prove_writes(device, known=kept is not None)
     if found is not None and kept is None:
         log.warning("%s cannot keep its layout: it is started anew, without its pages", disk.path)
     if kept is not None and kept.geometry == geometry and kept.version == FORMAT_V2:
         superblock = kept
+        _renew_superblocks(device, superblock, spoilt)
     else:
         slab = kept.slab if kept is not None else os.urandom(_SLAB_ID_BYTES)
         sequence = found.sequence + 1 if found is not None else 1
@@ -151,18 +153,24 @@ def _capacity(
     return max(offered, 0)
 
 
-def _superblock(device: BlockDevice, disk: DiskSettings) -> Superblock | None:
-    """The slab's superblock, or None for a slab that is empty or was ours and lost both."""
-    found, codes = [], set()
+def _superblock(device: BlockDevice, disk: DiskSettings) -> tuple[Superblock | None, list[int]]:
+    """The slab's superblock, and the offsets where a copy of it is missing.
+
+    None for a slab that is empty or was ours and lost both. One copy of a newer format is enough to
+    leave the slab alone: a newer racerd had begun to take it over.
+    """
+    found, codes, newer = {}, set(), False
     for offset in SUPERBLOCK_OFFSETS:
         block = aligned_buffer(BLOCK_BYTES)
         device.read(offset, [block])
         try:
-            found.append(decode_superblock_untrusted(block))
+            found[offset] = decode_superblock_untrusted(block)
         except IntegrityError as error:
             codes.add(error.code)
-    if found:
-        return max(found, key=lambda superblock: superblock.sequence)
+            newer |= error.code == "slab_version" and is_whole(block)
+    if found and not newer:
+        latest = max(found.values(), key=lambda superblock: superblock.sequence)
+        return latest, [at for at in SUPERBLOCK_OFFSETS if found.get(at) != latest]
     if "slab_version" in codes:
         raise IntegrityError(
             "slab_version",
@@ -171,22 +179,37 @@ def _superblock(device: BlockDevice, disk: DiskSettings) -> Superblock | None:
         )
     if "slab_damaged" in codes:
         log.warning("%s: both superblocks are damaged: the slab is started anew", disk.path)
-        return None
+        return None, []
     if "slab_foreign" in codes:
         raise IntegrityError(
             "slab_foreign",
             f"{disk.path} holds something that racerd did not write",
             hint="name another path, or remove what is there if nobody needs it",
         )
-    return None
+    return None, []
 
 
-def _write_superblocks(device: BlockDevice, superblock: Superblock) -> None:
+def _write_superblocks(
+    device: BlockDevice, superblock: Superblock, offsets: Sequence[int] = SUPERBLOCK_OFFSETS
+) -> None:
     block = aligned_buffer(BLOCK_BYTES)
     superblock.encode(block)
-    for offset in SUPERBLOCK_OFFSETS:
+    for offset in offsets:
         device.write(offset, [block])
         device.flush()
+
+
+def _renew_superblocks(device: BlockDevice, superblock: Superblock, spoilt: list[int]) -> None:
+    """Writes the copies that are damaged or old, so that the next fault finds two again."""
+    if not spoilt:
+        return
+    log.warning("%s: a copy of the superblock was damaged, and is written anew", device.path)
+    try:
+        _write_superblocks(device, superblock, spoilt)
+    except DiskError as error:
+        if not error.full:
+            raise
+        log.warning("%s; %s", error.message, error.hint)
 
 
 def _erase_what_is_new(device: BlockDevice, old: SlabGeometry, new: SlabGeometry) -> None:

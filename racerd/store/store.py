@@ -25,6 +25,7 @@ from racerd.store.admission import Admission, EverythingAtFirstSight
 from racerd.store.columns import U64, mixed
 from racerd.store.device import BlockDevice, open_file_device
 from racerd.store.disk import Disk, DiskReport
+from racerd.store.fates import damage, refusal
 from racerd.store.housekeeper import Housekeeper, Keeper, Work
 from racerd.store.index import halves
 from racerd.store.loan import NotLent, RecordLoan
@@ -86,10 +87,6 @@ class Store:
         except BaseException:
             self.close()
             raise
-        for disk in self.disks:
-            self._metrics.store_pages.labels(disk.label).set_function(_page_count(disk))
-            self._metrics.store_bytes.labels(disk.label).set_function(_live_bytes(disk))
-            self._metrics.store_pinned_bytes.labels(disk.label).set_function(_pinned_bytes(disk))
         self._agree_on_pins()
         self.set_quotas(self.settings.quotas)
         return self
@@ -162,23 +159,27 @@ class Store:
         if not self.disks:
             return False
         if not self._admission.admit(sealed.page):
-            self._count_write(self._ranked(sealed.page)[0], "not_admitted")
+            self._count_write(self._ranked(sealed.page)[0], sealed.page, "not_admitted")
             return False
         for disk in self._ranked(sealed.page):
             if disk.watch.writable:
                 result = disk.write(sealed)
-                self._count_write(disk, result)
+                self._count_write(disk, sealed.page, result)
                 return result in ("kept", "present")
-        self._count_write(self._ranked(sealed.page)[0], "down")
+        self._count_write(self._ranked(sealed.page)[0], sealed.page, "down")
         return False
 
-    def _count_write(self, disk: Disk, result: str) -> None:
+    def _count_write(self, disk: Disk, page: PageId, result: str) -> None:
         self._metrics.store_writes.labels(disk.label, result).inc()
+        refused = refusal(result)
+        if refused is not None:
+            disk.fates.note(page, refused)
 
     def drop(self, page: PageId, reason: str) -> None:
         """Forgets `page`, whose copy is known to be bad; `reason` goes into the metrics."""
         for disk in self.disks:
             if disk.drop(page):
+                disk.fates.note(page, damage(reason))
                 self._metrics.store_evicted_pages.labels(disk.label, reason).inc()
 
     def evict_object(self, object_id: ObjectId) -> tuple[int, int]:
@@ -310,9 +311,13 @@ class Store:
         home = self._ranked(page)[0]
         if not home.watch.readable:
             return f"disk {home.label} is {home.watch.state.value}: {home.watch.reason}"
+        fates = [fate for disk in self.disks if (fate := disk.fates.find(page)) is not None]
+        if fates:
+            text, age_seconds = min(fates, key=lambda fate: fate[1])
+            return f"not on disk: {text}, {age_seconds:.0f} s ago"
         if self.recovering:
             return "not found yet: the store is still being recovered"
-        return "not on disk: never kept, evicted, or dropped"
+        return "not on disk: never kept, or gone for longer than is remembered"
 
     def scrub(self, stop: threading.Event) -> None:
         """Looks for rot until `stop` is set, at the rate of the settings; on its own thread."""
@@ -360,17 +365,5 @@ def _not_noted(what: str) -> ResourceError:
     )
 
 
-def _pinned_bytes(disk: Disk) -> Callable[[], float]:
-    return lambda: disk.pinned_bytes
-
-
 def _pins_version(notes: Notes) -> int:
     return notes.pins_version
-
-
-def _page_count(disk: Disk) -> Callable[[], float]:
-    return lambda: disk.page_count
-
-
-def _live_bytes(disk: Disk) -> Callable[[], float]:
-    return lambda: disk.live_bytes

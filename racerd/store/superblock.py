@@ -64,6 +64,15 @@ def decode_superblock_untrusted(block: memoryview) -> Superblock:
     return Superblock(version, slab, sequence, geometry)
 
 
+def is_whole(block: memoryview) -> bool:
+    """Whether a superblock of any version has its checksum, which is at the same place in all."""
+    try:
+        check_crc(block[:SECTOR_BYTES])
+    except IntegrityError:
+        return False
+    return True
+
+
 def encode_segment_header(
     target: memoryview, *, slab: bytes, segment: int, generation: int, offset: int
 ) -> None:

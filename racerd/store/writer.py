@@ -42,7 +42,12 @@ class SlabWriter:
         self._label = label
         self._settings = settings
         self._full_until = 0.0
+        self.at_floor = False  # The floor of free space keeps the slab from growing.
         self._space = threading.Lock()  # Held by the one thread that reserves or evicts.
+
+    def full_seconds(self, now: float) -> float:
+        """For how long nothing is written because the medium is full."""
+        return max(0.0, self._full_until - now)
 
     def write(self, sealed: SealedPage) -> str:
         """Writes a page; a medium without space gets one eviction and one more try.
@@ -140,6 +145,7 @@ class SlabWriter:
         try:
             with self._watch.operation():
                 full = todo.allocate and not slab.may_grow(extent.length)
+                self.at_floor |= full
                 if todo.allocate and not full:
                     slab.device.allocate(extent)
                 if not full:
@@ -246,6 +252,9 @@ class SlabWriter:
         live, slab = self._live, self._live.slab
         with self._watch.operation():
             missing = slab.missing_bytes()
+            wanted = slab.geometry.segment_bytes if live.engine.segments.fresh else 0
+            self.at_floor = slab.missing_bytes(wanted) > 0
+        self._metrics.store_at_floor.labels(self._label).set(self.at_floor)
         live.engine.retrying = True
         if missing == 0:
             live.engine.growing = True

@@ -449,7 +449,8 @@ def test_dropping_is_counted_and_explained() -> None:
     store.drop(PAGES[0], "corrupt_tag")
     dropped = counted(rig.metrics, "racer_store_evicted_pages_total", reason="corrupt_tag")
     assert dropped == 1
-    assert store.explain(PAGES[0]) == "not on disk: never kept, evicted, or dropped"
+    told = "not on disk: dropped: its copy was damaged (corrupt_tag), 0 s ago"
+    assert store.explain(PAGES[0]) == told
     assert counted(rig.metrics, "racer_store_pages") == 1
     assert counted(rig.metrics, "racer_store_bytes") == RECORD
 

@@ -1,0 +1,78 @@
+"""What is wrong with a disk, in sentences for people: /debug/disks shows them.
+
+Layer: store, pure. The metrics count the same things; here is what they mean now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from racerd.store.health import DiskState
+from racerd.store.recovery import Progress
+from racerd.units import format_bytes
+
+_MEANING = {
+    DiskState.UNSTABLE: "it is read, and takes no new pages until it has been well for a while",
+    DiskState.DOWN: "it is left alone, reads pass it by, and it is tried again now and then",
+    DiskState.PROBING: "it is being tried, and used again when it works",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """All that the sentences are made of. Sizes are bytes; `budget_left` None: there is no limit.
+
+    `full_quotas`: caches that are at their limit on this disk. `evictions_unnoted`: tombstones that
+    were given up.
+    """
+
+    state: DiskState
+    reason: str
+    opened: bool
+    recovering: bool
+    progress: Progress
+    direct: bool
+    full_seconds: float
+    at_floor: bool
+    budget_left: float | None
+    record_bytes: int
+    full_quotas: Mapping[str, int]
+    evictions_unnoted: int
+
+
+def troubles(now: Condition) -> Iterator[str]:
+    """Yields a sentence for each trouble; none for a disk that is well."""
+    if now.state in _MEANING:
+        yield f"{now.state.value}: {now.reason}; {_MEANING[now.state]}"
+    if not now.opened:
+        return
+    progress = now.progress
+    if now.recovering:
+        yield (
+            f"recovering ({progress.state}): {progress.segments_done} of"
+            f" {progress.segments_total} segments; what is found is served already"
+        )
+    if progress.segments_unreadable:
+        yield f"{progress.segments_unreadable} segments could not be read and are not used"
+    if not now.direct:
+        yield "the file system refuses direct I/O: slower, and the page cache takes memory"
+    if now.full_seconds > 0:
+        yield f"the medium is full: nothing is written for {now.full_seconds:.0f} s"
+    if now.at_floor:
+        yield (
+            "the file system is at its floor of free space: the slab does not grow, new pages take"
+            " the place of old ones"
+        )
+    if now.budget_left is not None and now.budget_left < now.record_bytes:
+        yield (
+            "what may be written in a day is spent: new pages are not kept until more may be;"
+            f" {format_bytes(int(now.budget_left))} left"
+        )
+    for cache, limit in now.full_quotas.items():
+        yield f"the cache {cache} is at its quota, {format_bytes(limit)} here: its old pages go"
+    if now.evictions_unnoted:
+        yield (
+            f"{now.evictions_unnoted} evictions could not be noted on the slab: these pages may be"
+            " there again after a restart"
+        )
