@@ -27,10 +27,12 @@ from racerd.caches import Caches
 from racerd.config import Settings, diff
 from racerd.crypto.keyring import Keyring
 from racerd.errors import ConfigError
+from racerd.gpu.node import GpuNode
+from racerd.gpu.supervisor import ArenaShape, GpuDevice, GpuSettings
 from racerd.read.services import ReadServices, ReadThreads
 from racerd.read.settings import ReadSettings
 from racerd.runtime.arena import FrameArena
-from racerd.runtime.hardening import forbid_core_dumps
+from racerd.runtime.hardening import forbid_core_dumps, ignore_lease_breaks
 from racerd.runtime.logs import set_up_logs
 from racerd.runtime.loop_lag import watch_loop_lag
 from racerd.runtime.populate import keep_freed_memory
@@ -58,6 +60,7 @@ def run(settings: Settings, reload: Callable[[], Settings], files: Sequence[Path
     """
     set_up_logs(settings.log_level, settings.log_format)
     forbid_core_dumps()
+    ignore_lease_breaks()
     keep_freed_memory()
     os.umask(0o077)
     return uvloop.run(_serve(Daemon(settings, reload, files)))
@@ -73,6 +76,8 @@ def _read_settings(settings: Settings) -> ReadSettings:
     return ReadSettings(
         plaintext_bytes=settings.plaintext,
         dirty_bytes=settings.dirty,
+        share_bytes=settings.share,
+        share_idle_seconds=settings.share_idle_seconds,
         request_pages=settings.request_pages,
         connection_pages=settings.connection_pages,
         disk_seconds=settings.disk_seconds,
@@ -117,13 +122,23 @@ def _socket_settings(settings: Settings) -> ClientSocketSettings:
     )
 
 
-def _refuse_gpu(settings: Settings) -> None:
-    """R17: `on` is a promise that cannot be kept here."""
-    if settings.gpu == "on":
-        raise ConfigError(
-            ["gpu: `on` was asked for, and this build serves host memory only: no GPU is used;"
-             " start with --gpu=auto"]
-        )  # fmt: skip
+def _gpu_node(settings: Settings, arena: FrameArena, metrics: Metrics) -> GpuNode:
+    shape = ArenaShape(
+        descriptor=arena.fd,
+        size=arena.slot_count * arena.slot_bytes,
+        frame_bytes=arena.frame_bytes,
+        frames_per_page=settings.geometry.frames_per_page,
+        slot_bytes=arena.slot_bytes,
+    )
+    gpu_settings = GpuSettings(
+        staging_bytes=settings.gpu_staging_bytes,
+        idle_seconds=settings.gpu_idle_seconds,
+        cufile=settings.cufile_provider,
+        cufile_threads=settings.cufile_threads,
+        compat_mode=settings.cufile_allow_compat_mode,
+        kernel_cache="" if settings.kernel_cache is None else str(settings.kernel_cache),
+    )
+    return GpuNode(settings.gpu, gpu_settings, shape, metrics)
 
 
 class Daemon:
@@ -160,7 +175,6 @@ class Daemon:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings, metrics = self.settings, self.metrics
-        _refuse_gpu(settings)
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, self._told_to_stop)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._told_to_reload)
@@ -168,9 +182,11 @@ class Daemon:
             self._diagnostics = await stack.enter_async_context(
                 DiagnosticsServer(*settings.diagnostics, self._pages())
             )
+        arena = stack.enter_context(FrameArena(settings.frame_bytes, settings.memory))
+        # Before anything is made on a disk: `on` may refuse to go on.
+        self._gpus = await stack.enter_async_context(_gpu_node(settings, arena, metrics))
         _make_folder(settings.state_dir)
         self._keyring = Keyring.open(settings.key_file)
-        arena = stack.enter_context(FrameArena(settings.frame_bytes, settings.memory))
         self._store = stack.enter_context(
             Store(_store_settings(settings), settings.geometry, metrics)
         )
@@ -197,7 +213,7 @@ class Daemon:
             )
         )
         self._caches = await stack.enter_async_context(
-            Caches(self._services, _socket_settings(settings), metrics)
+            Caches(self._services, self._gpus, _socket_settings(settings), metrics)
         )
         await self._caches.change_to(settings.caches)
         stack.enter_context(_Scrubbing(self._store))
@@ -226,7 +242,8 @@ class Daemon:
         for report in self._store.reports():
             trouble = f", {report.state}: {report.reason}" if report.reason else ""
             lines.append(f"  disk {report.path}: {format_bytes(report.capacity_bytes)}{trouble}")
-        lines.append(f"  memory {format_bytes(self.settings.memory)}, gpu off (none is used)")
+        lines.append(f"  memory {format_bytes(self.settings.memory)}")
+        lines.append(f"  gpu {self._gpus.describe()}")
         if self.settings.diagnostics is not None:
             lines.append(f"  diagnostics http://{self._diagnostics.address}/metrics")
         first = next(iter(self.settings.caches), None)
@@ -341,6 +358,9 @@ class Daemon:
             "/debug/flights": lambda: Answer.json(
                 self._services.flights.describe() if self._state != "starting" else []
             ),
+            "/debug/shares": lambda: Answer.json(
+                self._services.shares.describe() if self._state != "starting" else []
+            ),
         }
 
     def _readiness(self) -> Answer:
@@ -349,7 +369,10 @@ class Daemon:
         # A disk that recovers serves what it has found, and one that is down is in nobody's way: it
         # is said, and keeps nobody out.
         disks = [_disk_state(report) for report in self._store.reports()]
-        return Answer.json({"ready": True, "disks": disks})
+        # The same holds for a GPU: reads into host memory are served without it.
+        gpus = [_gpu_state(device) for device in self._gpus.devices.values()]
+        why = {"gpu": self._gpus.state, "gpu_why": self._gpus.why}
+        return Answer.json({"ready": True, "disks": disks, **why, "gpus": gpus})
 
     def _exposition(self) -> Answer:
         self.metrics.open_descriptors.set(open_descriptors())
@@ -388,6 +411,16 @@ def _disk_state(report: DiskReport) -> dict[str, object]:
         "recovering": report.recovering,
         "recovery": asdict(report.recovery),
         "troubles": report.troubles,
+    }
+
+
+def _gpu_state(device: GpuDevice) -> dict[str, object]:
+    return {
+        "gpu": device.name,
+        "why_not": device.why_not,
+        "cufile": device.cufile_state,
+        "worker": device.worker_pid,
+        "restarts": device.restarts,
     }
 
 

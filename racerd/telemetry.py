@@ -14,7 +14,7 @@ _SECONDS = (
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 
-RUNGS = ("memory", "disk", "origin")
+RUNGS = ("memory", "cufile", "disk", "origin")
 
 
 class Metrics:
@@ -82,6 +82,20 @@ class Metrics:
         )
         self.corrupt_pages = self._counter(
             "racer_corrupt_pages_total", "Pages that failed verification.", "rung", "reason"
+        )
+
+        self.shared_reads = self._counter(
+            "racer_shared_reads_total",
+            "Chunks of shared memory given to a reader: filled for it, or joined.",
+            "result",
+        )
+        self.shares_evicted = self._counter(
+            "racer_shares_evicted_total", "Chunks of shared memory given up, by reason.", "reason"
+        )
+        self.shares_refused = self._counter(
+            "racer_shares_refused_total",
+            "Shared memory that was not given: off, full, or refused by the system.",
+            "reason",
         )
 
     def _store(self) -> None:

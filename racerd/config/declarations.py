@@ -105,6 +105,14 @@ def _dirty(_: Surroundings, earlier: Mapping[str, Any]) -> int | None:
     return None if memory is None else memory // 2
 
 
+def _share(around: Surroundings, _: Mapping[str, Any]) -> int:
+    return around.machine.share_default
+
+
+def _compat_mode(around: Surroundings, _: Mapping[str, Any]) -> bool:
+    return around.environ.get("CUFILE_ALLOW_COMPAT_MODE", "").strip().lower() == "true"
+
+
 _OPEN_THREADS_MAX = 16  # More than saturate a node's memory bus.
 
 
@@ -121,6 +129,18 @@ SETTINGS: tuple[Declared, ...] = (
              default_text="<state_dir>/keys"),
     Declared("gpu", kinds.choice("auto", "on", "off"), "auto",
              "auto serves without a GPU; on fails at start when there is none"),
+    Declared("gpu_staging_bytes", kinds.size(PAGE_BYTES_MIN, 64 * GIB), 256 * MIB,
+             "memory of each GPU that reads in progress take; given back when idle"),
+    Declared("gpu_idle_seconds", kinds.seconds(0.1, 86400), 60.0,
+             "how long without a read before a GPU's memory is given back"),
+    Declared("cufile_provider", kinds.choice("cuda", "kvikio", "off"), "cuda",
+             "what reads slabs straight into GPU memory; off takes the host path"),
+    Declared("cufile_threads", kinds.count(1, 64), 4, "threads of each GPU that read with cuFile"),
+    Declared("cufile_allow_compat_mode", kinds.BOOLEAN, _compat_mode,
+             "let cuFile copy through the host where GPUDirect is not possible; the daemon's own"
+             " host path is faster", default_text="true where CUFILE_ALLOW_COMPAT_MODE=true"),
+    Declared("kernel_cache", kinds.PATH, None, "compiled GPU kernels",
+             default_text="~/.cache/racer/kernels"),
     Declared("diagnostics", kinds.ADDRESS, ("127.0.0.1", 9090),
              "address of /healthz, /readyz, /metrics and /debug", default_text="127.0.0.1:9090"),
     Declared("log_level", kinds.choice("debug", "info", "warning", "error"), "info",
@@ -134,6 +154,9 @@ SETTINGS: tuple[Declared, ...] = (
              default_text="an eighth of the memory there is, 64MiB to 512MiB"),
     Declared("dirty", kinds.size(PAGE_BYTES_MIN, TIB), _dirty,
              "sealed pages waiting for a disk, a hard limit", default_text="half of `memory`"),
+    Declared("share", kinds.size(0, 64 * TIB), _share,
+             "plaintext that readers of one version share, a hard limit; 0 is off",
+             default_text="a quarter of the memory there is, at most 64GiB"),
     Declared("page_bytes", kinds.size(PAGE_BYTES_MIN, PAGE_BYTES_MAX), PAGE_BYTES_DEFAULT,
              "unit of caching, a power of two, fixed for the life of a slab"),
     Declared("frame_bytes", kinds.size(FRAME_BYTES_MIN, PAGE_BYTES_MAX), FRAME_BYTES_DEFAULT,
@@ -159,6 +182,8 @@ SETTINGS: tuple[Declared, ...] = (
              "how long one page may take from a disk before the next rung is asked"),
     Declared("write_seconds", kinds.seconds(0, 600), 1.0,
              "how long a cold read waits for a slow disk before a page is not kept"),
+    Declared("share_idle_seconds", kinds.seconds(0, 86400), 30.0,
+             "how long shared memory is kept that nobody uses"),
     Declared("checkpoint_seconds", kinds.seconds(1, 86400), 300.0,
              "time between checkpoints of the index"),
     Declared("scrub_bytes_per_second", kinds.size(0, 100 * GIB), 8 * MIB,

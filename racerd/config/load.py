@@ -19,7 +19,7 @@ from racerd.config.nearest import unknown
 from racerd.config.settings import DiskSettings, Settings
 from racerd.config.sources import Sources
 from racerd.errors import ConfigError
-from racerd.pages import PageGeometry
+from racerd.pages import ALIGNMENT_BYTES, PageGeometry
 from racerd.units import MIB, TIB, format_bytes
 
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un has 108, one of them for the NUL (unix(7)).
@@ -222,6 +222,7 @@ def _together(
     paths = [disk.path for disk in disks]
     problems = [f"disks: {p} is named twice" for p in sorted(set(paths)) if paths.count(p) > 1]
     problems += _geometry_problems(values)
+    problems += _staging_problems(values)
     problems += _memory_problems(values, gathered.around.machine.limit_bytes)
     if values["run_dir"] is not None:
         for name in caches:
@@ -245,6 +246,20 @@ def _geometry_problems(values: Mapping[str, Any]) -> list[str]:
         f"{name}: {format_bytes(values[name])} must hold {pages} pages of {format_bytes(page)}"
         for name, pages in (("memory", 4), ("plaintext", 2), ("dirty", 2))
         if values[name] is not None and values[name] < pages * page
+    ]
+
+
+def _staging_problems(values: Mapping[str, Any]) -> list[str]:
+    """A GPU stages whole pages, each frame with room for its tag: one copies, one is opened."""
+    page, frame, staging = (values[n] for n in ("page_bytes", "frame_bytes", "gpu_staging_bytes"))
+    if values["gpu"] == "off" or None in (page, frame, staging):
+        return []
+    wanted = 2 * (page + -(-page // frame) * ALIGNMENT_BYTES)
+    if staging >= wanted:
+        return []
+    return [
+        f"gpu_staging_bytes: {format_bytes(staging)} must hold 2 pages of {format_bytes(page)},"
+        f" {wanted} bytes"
     ]
 
 

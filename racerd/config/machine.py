@@ -14,6 +14,8 @@ from racerd.units import GIB, MIB
 MEMORY_SHARE = 4
 MEMORY_MAX = 16 * GIB
 MEMORY_MIN = 64 * MIB
+SHARE_SHARE = 4
+SHARE_MAX = 64 * GIB
 PLAINTEXT_SHARE = 8
 PLAINTEXT_MAX = 512 * MIB
 PLAINTEXT_MIN = 64 * MIB
@@ -45,6 +47,12 @@ class Machine:
         """The memory tier: a quarter, at most 16 GiB, at least 64 MiB; whole MiB."""
         share = self._usable_bytes // MEMORY_SHARE // MIB * MIB
         return max(MEMORY_MIN, min(MEMORY_MAX, share))
+
+    @property
+    def share_default(self) -> int:
+        """Shared between readers: a quarter, at most 64 GiB; whole MiB. None is taken before
+        somebody shares."""
+        return min(SHARE_MAX, self._usable_bytes // SHARE_SHARE // MIB * MIB)
 
     @property
     def plaintext_default(self) -> int:

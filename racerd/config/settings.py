@@ -26,6 +26,12 @@ class Settings:
     run_dir: Path
     key_file: Path
     gpu: str
+    gpu_staging_bytes: int
+    gpu_idle_seconds: float
+    cufile_provider: str
+    cufile_threads: int
+    cufile_allow_compat_mode: bool
+    kernel_cache: Path | None
     diagnostics: tuple[str, int] | None
     log_level: str
     log_format: str
@@ -33,6 +39,7 @@ class Settings:
     memory: int
     plaintext: int
     dirty: int
+    share: int
     page_bytes: int
     frame_bytes: int
     request_pages: int
@@ -50,6 +57,7 @@ class Settings:
     version_seconds: float
     disk_seconds: float
     write_seconds: float
+    share_idle_seconds: float
 
     checkpoint_seconds: float
     scrub_bytes_per_second: int

@@ -10,6 +10,7 @@ flight         one acquisition of a page for all who wait for it
 ladder · rungs       who may have a page, in order, and why he had not
 memory         sealed pages in arena slots, by lease; S3-FIFO
 sources · rooms · strays      what an acquisition yields, where its bytes lie, calls left behind
+gpu_pages      the same for GPU memory; `gpu_disk` is its rung `cufile`: slab to GPU directly
 delivery       sealed or plain bytes into the reader's memory, on the `open` threads
 keeping · writeback   plaintext is sealed, kept in memory, sent to its disk
 admission      byte budgets, shared fairly between connections

@@ -8,8 +8,7 @@ when every rung failed (R22).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from racerd.errors import IntegrityError, RacerError, Retry, SourceError
@@ -18,32 +17,13 @@ from racerd.read.flight import Flight, FlightKey
 from racerd.read.ladder import Ladder, RungsExhausted
 from racerd.read.memory import PageLease
 from racerd.read.plan import PagePart, frame_span
+from racerd.read.request import ReadReport, RequestContext
 from racerd.read.services import ReadServices
 from racerd.read.sources import PlainShare, Source
-from racerd.runtime.deadline import Deadline, deadline_exceeded
+from racerd.runtime.deadline import deadline_exceeded
 
 # Memory, disk and origin can fail once each; other readers may meanwhile put back what is bad.
 _ATTEMPTS_MAX = 6
-
-
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """On whose behalf a read runs. `connection` is the key of fair sharing."""
-
-    connection: Hashable
-    deadline: Deadline
-
-
-@dataclass(slots=True)
-class ReadReport:
-    """What a read took: `rungs` has the bytes by the rung that served them."""
-
-    bytes: int = 0
-    rungs: dict[str, int] = field(default_factory=dict)
-
-    def add(self, rung: str, length: int) -> None:
-        self.bytes += length
-        self.rungs[rung] = self.rungs.get(rung, 0) + length
 
 
 class PageReader:
@@ -55,7 +35,7 @@ class PageReader:
         self._disk_only = Ladder([services.disk], services.metrics)
         self._rung_pages = {
             rung: services.metrics.rung_pages.labels(rung)
-            for rung in ("memory", *(rung.name for rung in ladder.rungs))
+            for rung in ("memory", "cufile", *(rung.name for rung in ladder.rungs))
         }
         self._rung_bytes = {
             rung: services.metrics.rung_bytes.labels(rung) for rung in self._rung_pages
@@ -76,10 +56,33 @@ class PageReader:
 
         `wanted`: what will be read of the page in all, where that is more than `part`. `on_plain`
         is shown plaintext that an origin sent, and may take a share of it. On return, error or
-        cancelling nobody touches `destination` any more. Raises what `acquire` raises;
-        IntegrityError `corrupt` if no rung had good bytes.
+        cancelling nobody touches `destination` any more. Raises as `serve`.
         """
         page = PageId(version, part.index)
+
+        async def deliver(source: Source) -> None:
+            if on_plain is not None and isinstance(source, PlainShare):
+                on_plain(page, source)
+            await self.deliver(source, page, part, destination, context)
+
+        return await self.serve(page, part, context, report, deliver, wanted=wanted)
+
+    async def serve(
+        self,
+        page: PageId,
+        part: PagePart,
+        context: RequestContext,
+        report: ReadReport,
+        deliver: Callable[[Source], Awaitable[None]],
+        *,
+        wanted: PagePart | None = None,
+    ) -> str:
+        """Has sources of `page` delivered until one is good; returns the rung that had it.
+
+        `deliver` raises IntegrityError for a source that does not verify: it is dropped, and the
+        next rung is asked. The source stays ours. Raises what `acquire` and `deliver` raise;
+        IntegrityError `corrupt` if no rung had good bytes.
+        """
         bad: list[IntegrityError] = []
         skip: frozenset[str] = frozenset()
         for _ in range(_ATTEMPTS_MAX):
@@ -90,9 +93,7 @@ class PageReader:
                     raise _corrupt(page, bad, error) from error
                 raise
             try:
-                if on_plain is not None and isinstance(source, PlainShare):
-                    on_plain(page, source)
-                await self.deliver(source, page, part, destination, context)
+                await deliver(source)
             except IntegrityError as error:
                 skip |= await self._condemn(source, error)
                 if error.code != "key_retired":
@@ -118,9 +119,13 @@ class PageReader:
         await self._services.delivery.deliver(
             source, part, destination, connection=context.connection, deadline=context.deadline
         )
-        self._rung_pages[source.rung].inc()
-        self._rung_bytes[source.rung].inc(part.length)
-        self._services.record.note(page, source.rung)
+        self.count(page, source.rung, part.length)
+
+    def count(self, page: PageId, rung: str, length: int) -> None:
+        """Notes that `rung` served `length` bytes of `page`."""
+        self._rung_pages[rung].inc()
+        self._rung_bytes[rung].inc(length)
+        self._services.record.note(page, rung)
 
     async def acquire(
         self,

@@ -25,12 +25,16 @@ from racerd.origin.protocol import ListedObject, ListedPrefix, Origin
 from racerd.pages import PageGeometry
 from racerd.read.explain import PageExplanation
 from racerd.read.flight import FlightKey
+from racerd.read.gpu_disk import GpuDestination
+from racerd.read.gpu_pages import GpuPageReader, wait_ready
 from racerd.read.ladder import Ladder
-from racerd.read.page_reader import PageReader, ReadReport, RequestContext
+from racerd.read.page_reader import PageReader
 from racerd.read.pins import CachePins, Pin
 from racerd.read.plan import PagePart, part_count, plan_pages
+from racerd.read.request import ReadReport, RequestContext
 from racerd.read.rungs import OriginRung
 from racerd.read.services import ReadServices
+from racerd.read.shares import SharedPiece
 from racerd.read.strays import Strays
 from racerd.read.stream import PageStream
 from racerd.read.versions import Resolution, Versions
@@ -39,7 +43,7 @@ from racerd.runtime.deadline import Deadline, deadline_exceeded
 
 __all__ = [
     "CacheReader", "Listing", "PageExplanation", "Pin", "ReadReport", "RequestContext",
-    "Resolution",
+    "Resolution", "SharedPiece",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -79,6 +83,7 @@ class CacheReader:
             services.metrics,
         )
         self._pages = PageReader(services, Ladder([services.disk, origin_rung], services.metrics))
+        self._gpu_pages = GpuPageReader(services, self._pages)
 
     async def __aenter__(self) -> CacheReader:
         return self
@@ -89,6 +94,7 @@ class CacheReader:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await self._services.shares.close_cache(self.name)
         await self._services.flights.close_cache(self.name)
         await self._versions.close()
         await self._strays.close()
@@ -163,21 +169,77 @@ class CacheReader:
         """
         if len(destination) != stop - start:
             raise ValueError(f"{len(destination)} bytes of room for {stop - start}")
+        report = ReadReport()
+
+        async def read(part: PagePart) -> str:
+            return await self._pages.read(version, part, destination, context, report)
+
+        await self._read_parts(version, start, stop, context, read)
+        return report
+
+    async def read_into_gpu(
+        self,
+        version: ObjectVersion,
+        start: int,
+        stop: int,
+        destination: GpuDestination,
+        context: RequestContext,
+    ) -> ReadReport:
+        """As `read_into`, to GPU memory: verified and decrypted there before it is reported.
+
+        Raises also ResourceError `gpu_unavailable`, `gpu_lost`, after which the range is
+        undefined, and `gpu_out_of_memory`.
+        """
+        if destination.length != stop - start:
+            raise ValueError(f"{destination.length} bytes of room for {stop - start}")
+        report = ReadReport()
+
+        async def read(part: PagePart) -> str:
+            return await self._gpu_pages.read(version, part, destination, context, report)
+
+        await wait_ready(destination.device, context.deadline)
+        await self._read_parts(version, start, stop, context, read)
+        return report
+
+    async def _read_parts(
+        self,
+        version: ObjectVersion,
+        start: int,
+        stop: int,
+        context: RequestContext,
+        read: Callable[[PagePart], Awaitable[str]],
+    ) -> None:
+        """Has the parts of [start, stop) read, a window of them at a time."""
         geometry, settings = self.geometry, self._services.settings
         parts = plan_pages(version.size, start, stop, geometry)
-        report = ReadReport()
         width = min(settings.request_pages, part_count(start, stop, geometry))
 
-        async def read(part: PagePart) -> None:
+        async def read_one(part: PagePart) -> None:
             context.deadline.check(f"reading {version.object_id.text}")
-            rung = await self._pages.read(version, part, destination, context, report)
-            if rung == "origin" and part.offset + part.length < len(destination):
+            rung = await read(part)
+            if rung == "origin" and part.offset + part.length < stop - start:
                 await self._services.write_back.relief(context.deadline)
 
         if width:
             with self._noting_changes(version):
-                await for_each_in_window(parts, width, read)
-        return report
+                await for_each_in_window(parts, width, read_one)
+
+    @property
+    def share_chunk_bytes(self) -> int:
+        """How objects are cut for `share`; 0 where this node shares no memory."""
+        shares = self._services.shares
+        return shares.chunk_bytes if shares.on else 0
+
+    async def share(self, version: ObjectVersion, at: int, context: RequestContext) -> SharedPiece:
+        """Returns memory that every reader of `version` shares, with byte `at` in it.
+
+        Raises ValueError for a byte outside; as `read_into`; and ResourceError `share_off` and
+        `share_full`.
+        """
+        if not 0 <= at < version.size:
+            raise ValueError(f"byte {at} is not in an object of {version.size}")
+        with self._noting_changes(version):
+            return await self._services.shares.acquire(version, at, context, self.read_into)
 
     async def stream(
         self, version: ObjectVersion, start: int, stop: int, context: RequestContext
@@ -251,6 +313,7 @@ class CacheReader:
         if not prefix:
             names = [ObjectId(self.name, bucket, key)]
         services.flights.evicted(matches)
+        services.shares.evicted(matches)
         dropped = await self._forget([name async for name in in_slices(names) if matches(name)])
         await services.write_back.settled(matches)
         only_here = [page async for page in in_slices(dropped) if not services.store.contains(page)]

@@ -16,6 +16,7 @@ from racerd.read.admission import Admission
 from racerd.read.delivery import Delivery
 from racerd.read.explain import ServeRecord
 from racerd.read.flight import FlightTable
+from racerd.read.gpu_disk import GpuDisk
 from racerd.read.holds import Holds
 from racerd.read.keeping import Keeper
 from racerd.read.memory import MemoryTier
@@ -23,6 +24,7 @@ from racerd.read.partial import PartialReads
 from racerd.read.rooms import Rooms
 from racerd.read.rungs import DiskRung
 from racerd.read.settings import ReadSettings
+from racerd.read.shares import SharedLandings
 from racerd.read.strays import Strays
 from racerd.read.writeback import WriteBack
 from racerd.runtime.arena import FrameArena
@@ -77,6 +79,16 @@ class ReadServices:
         self.disk = DiskRung(
             store, threads.disk, self.memory, self.admission, self.strays, settings, metrics
         )
+        self.shares = SharedLandings(
+            threads.open,
+            geometry,
+            metrics,
+            limit_bytes=settings.share_bytes,
+            idle_seconds=settings.share_idle_seconds,
+        )
+        self.gpu_disk = GpuDisk(
+            store, threads.disk, keyring, geometry, self.strays, settings, metrics
+        )
         self.partial = PartialReads(geometry, settings.promote_share)
         self.record = ServeRecord(settings.record_pages)
         metrics.budget_limit.labels("memory").set(self.memory.limit_bytes)
@@ -91,6 +103,7 @@ class ReadServices:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await self.shares.close()
         await self.flights.close()
         await self.write_back.close()
         await self.strays.close()

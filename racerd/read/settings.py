@@ -21,6 +21,8 @@ class ReadSettings:
     reading_bytes: int = 256 * MIB  # Pages queued for a disk or being read.
     opening_bytes: int = 128 * MIB  # Work handed to the `open` threads and not finished.
     dirty_bytes: int = 256 * MIB  # Sealed pages waiting for a disk.
+    share_bytes: int = 0  # Memory shared between readers; see `shares`. 0 is off.
+    share_idle_seconds: float = 30.0  # How long shared memory is kept that nobody uses.
 
     # Windows: pages in progress.
     request_pages: int = 8

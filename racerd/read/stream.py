@@ -20,8 +20,9 @@ from racerd.errors import RacerError
 from racerd.ids import ObjectVersion, PageId
 from racerd.read.flight import FlightKey
 from racerd.read.holds import PlainHold
-from racerd.read.page_reader import PageReader, ReadReport, RequestContext
+from racerd.read.page_reader import PageReader
 from racerd.read.plan import PagePart, part_count, part_of_page, plan_pages
+from racerd.read.request import ReadReport, RequestContext
 from racerd.read.services import ReadServices
 from racerd.read.sources import PlainShare
 from racerd.runtime.budget import Charge

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 
 _PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
@@ -27,6 +28,12 @@ def forbid_core_dumps() -> None:
     if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl(PR_SET_DUMPABLE): {os.strerror(number)}")
+
+
+def ignore_lease_breaks() -> None:
+    """Whoever opens shared memory in the instant in which we ask whether somebody has it breaks
+    our lease on it; the signal that says so would end the process (fcntl(2), F_SETLEASE)."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
 
 
 def dumpable() -> bool:

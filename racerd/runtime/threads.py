@@ -117,7 +117,7 @@ class Job(Generic[T]):
             result = piece()
         except BaseException as error:  # noqa: BLE001  handed to the awaiting task
             failure = error
-            _without_frames(error)
+            without_frames(error)
         with self._pool.lock:
             self._running -= 1
             if failure is not None:
@@ -134,7 +134,7 @@ class Job(Generic[T]):
                 result = self._then()
             except BaseException as error:  # noqa: BLE001  handed to the awaiting task
                 self.error = error
-                _without_frames(error)
+                without_frames(error)
         self.result = result
         self._drop_calls()
 
@@ -366,7 +366,7 @@ async def settled(future: asyncio.Future[Any]) -> None:
         future.exception()  # Marks it as seen.
 
 
-def _without_frames(error: BaseException) -> None:
+def without_frames(error: BaseException) -> None:
     """Turns the tracebacks of `error`, and of what led to it, into text that travels as a note.
 
     Frames hold locals, and closures the functions of frames: views of callers' buffers, and a

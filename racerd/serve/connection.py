@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from racerd.errors import RacerError, ResourceError, Retry
 from racerd.runtime.deadline import Deadline, deadline_exceeded
-from racerd.serve.descriptors import Received, ReceivedDescriptor, receive
+from racerd.serve.descriptors import Received, ReceivedDescriptor, control_message, receive
 from racerd.serve.operations import Exchange, Operations
 from racerd.serve.peer import PeerCredentials
 from racerd.serve.responses import Body, Response, error_response
@@ -274,7 +274,10 @@ class ClientConnection:
         try:
             async with limit:
                 response = await self._operations.handle(message, exchange)
-                await self._send(response)
+                try:
+                    await self._send(response)
+                finally:
+                    response.let_go()
                 return response
         except TimeoutError as error:
             if not limit.expired():
@@ -308,7 +311,7 @@ class ClientConnection:
             return
         head = self._wire.respond(response.head)
         self._wire.send_body(len(response.body))
-        await self._write([head + response.body])
+        await self._write([head + response.body], response.descriptor)
         self._end_response()
 
     async def _send_stream(self, head: ResponseHead, body: Body) -> None:
@@ -328,17 +331,24 @@ class ClientConnection:
         self._wire.end_response()
         self._answered = True
 
-    async def _write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Writes all of `parts`, waiting for the socket as often as it takes."""
+    async def _write(
+        self, parts: Sequence[bytes | memoryview], descriptor: int | None = None
+    ) -> None:
+        """Writes all of `parts`, waiting for the socket as often as it takes.
+
+        `descriptor` goes with the first byte, and stays the caller's.
+        """
         views = [memoryview(part) for part in parts]
+        rights = control_message(descriptor)
         while views:
             try:
-                count = self._sock.sendmsg(views)
+                count = self._sock.sendmsg(views, rights)
             except (BlockingIOError, InterruptedError):
                 await self._writable()
                 continue
             except OSError as error:
                 raise _PeerGone from error
+            rights = []
             while views and count >= len(views[0]):
                 count -= len(views.pop(0))
             if views:

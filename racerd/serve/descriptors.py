@@ -1,4 +1,4 @@
-"""Descriptors that clients send: received, owned, closed once.
+"""Descriptors that clients send: received, owned, closed once; and the way back.
 
 Layer: serve, loop thread. A received descriptor is never wrapped in a file object and never handed
 to the event loop: whoever holds the `ReceivedDescriptor` is the only one that closes the number,
@@ -45,6 +45,12 @@ class ReceivedDescriptor:
         taken = ReceivedDescriptor(self.fileno())
         self._fd = -1
         return taken
+
+    def detach(self) -> int:
+        """The bare descriptor, for an owner who does not know this class."""
+        fd = self.fileno()
+        self._fd = -1
+        return fd
 
     def duplicate(self) -> ReceivedDescriptor:
         """Another descriptor of the same memory, with an owner of its own."""
@@ -96,6 +102,13 @@ def receive(sock: socket.socket) -> Received:
     if not ancillary:
         return Received(data, [], bool(flags & socket.MSG_CTRUNC))
     return Received(data, _unpack(ancillary), bool(flags & socket.MSG_CTRUNC))
+
+
+def control_message(descriptor: int | None) -> list[tuple[int, int, bytes]]:
+    """What `sendmsg` takes beside the bytes that `descriptor` goes with."""
+    if descriptor is None:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
 
 
 def _unpack(ancillary: Iterable[tuple[int, int, bytes]]) -> list[ReceivedDescriptor]:

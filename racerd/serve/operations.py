@@ -14,6 +14,7 @@ from typing import Any
 
 import racerd
 from racerd.errors import RequestError
+from racerd.gpu.node import GpuNode
 from racerd.ids import ObjectVersion
 from racerd.read.reader import PageExplanation, Pin, ReadReport, RequestContext, Resolution
 from racerd.runtime.deadline import Deadline
@@ -33,6 +34,7 @@ from racerd.wire.messages import (
     Explain,
     GetInfo,
     GetObject,
+    GpuRead,
     HostRead,
     ListBuckets,
     ListObjects,
@@ -43,12 +45,13 @@ from racerd.wire.messages import (
     Prefetch,
     RegisterTarget,
     ReleaseTarget,
+    ShareObject,
     StatObject,
     Takes,
     UnpinObjects,
 )
 from racerd.wire.names import percent_encode
-from racerd.wire.ranges import content_range
+from racerd.wire.ranges import RangeNotSatisfiable, content_range
 
 PROTOCOL_VERSION = 1
 EXPLAINED_PAGES_MAX = 4096
@@ -75,7 +78,14 @@ class Exchange:
 class Operations:
     """All operations of one cache."""
 
-    def __init__(self, reader: Reader, targets: TargetRegistry, state: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        targets: TargetRegistry,
+        state: Callable[[], str],
+        gpus: GpuNode | None = None,
+    ) -> None:
+        self._gpus = gpus
         self._reader = reader
         self._targets = targets
         self._state = state
@@ -88,6 +98,8 @@ class Operations:
             RegisterTarget: self.register_target,
             ReleaseTarget: self.release_target,
             HostRead: self.host_read,
+            GpuRead: self.gpu_read,
+            ShareObject: self.share,
             Prefetch: self.prefetch,
             Evict: self.evict,
             PinObjects: self.pin,
@@ -102,7 +114,7 @@ class Operations:
         return await self._handlers[type(message)](message, exchange)
 
     async def info(self, message: GetInfo, exchange: Exchange) -> Response:
-        geometry = self._reader.geometry
+        geometry, gpus = self._reader.geometry, self._gpus
         return json_response(
             {
                 "protocol": PROTOCOL_VERSION,
@@ -111,7 +123,10 @@ class Operations:
                 "origin": self._reader.origin_description,
                 "page_bytes": geometry.page_bytes,
                 "frame_bytes": geometry.frame_bytes,
-                "gpu": "off",
+                "share_chunk_bytes": self._reader.share_chunk_bytes,
+                "gpu": "off" if gpus is None else gpus.state,
+                "gpus": [] if gpus is None else gpus.uuids,
+                "gpu_why": "racerd uses no GPU on this node" if gpus is None else gpus.why,
                 "state": self._state(),
             }
         )
@@ -173,9 +188,11 @@ class Operations:
 
     async def register_target(self, message: RegisterTarget, exchange: Exchange) -> Response:
         target_id, target = await self._targets.register(
-            message.kind, exchange.descriptors[0], exchange.holder, exchange.peer
+            message, exchange.descriptors[0], exchange.holder, exchange.peer, exchange.deadline
         )
         shown = {"id": target_id, "kind": target.kind, "bytes": target.size_bytes}
+        if message.gpu:
+            shown["gpu"] = message.gpu
         return json_response(shown, status=201)
 
     async def release_target(self, message: ReleaseTarget, exchange: Exchange) -> Response:
@@ -194,13 +211,28 @@ class Operations:
 
         return await self._once_more_if_changed(message, exchange, attempt)
 
+    async def gpu_read(self, message: GpuRead, exchange: Exchange) -> Response:
+        target = self._targets.find(message.target_id, exchange.peer, kind="gpu")
+
+        async def attempt(resolution: Resolution) -> Response:
+            version = resolution.version
+            start, stop = _span(message, version)
+            with target.lease(message.target_offset, stop - start) as part:
+                destination = part.destination
+                report = await self._reader.read_into_gpu(
+                    version, start, stop, destination, exchange.context
+                )
+            return _read_response(version, start, report, gpu=destination.device.name)
+
+        return await self._once_more_if_changed(message, exchange, attempt)
+
     @asynccontextmanager
     async def _destination(
         self, message: HostRead, exchange: Exchange, length: int
     ) -> AsyncIterator[memoryview]:
         """Leases `length` bytes of the target that `message` names or brought with it."""
         if message.target_id is not None:
-            target = self._targets.find(message.target_id, exchange.peer)
+            target = self._targets.find(message.target_id, exchange.peer, kind="host")
             with target.lease(message.target_offset, length) as destination:
                 yield destination
             return
@@ -213,6 +245,28 @@ class Operations:
                 yield destination
         finally:
             await target.release()
+
+    async def share(self, message: ShareObject, exchange: Exchange) -> Response:
+        async def attempt(resolution: Resolution) -> Response:
+            version = resolution.version
+            start, stop = _span(message, version)
+            if start == stop:
+                raise RangeNotSatisfiable("bytes=0-", version.size)
+            piece = await self._reader.share(version, start, exchange.context)
+            shown = {
+                "offset": piece.start,
+                "bytes": piece.stop - piece.start,
+                "size": version.size,
+                "rungs": _rungs(piece.report),
+            }
+            return json_response(
+                shown,
+                fields=(("ETag", version.etag),),
+                payload=piece.stop - piece.start,
+                descriptor=piece.descriptor,
+            )
+
+        return await self._once_more_if_changed(message, exchange, attempt)
 
     async def prefetch(self, message: Prefetch, exchange: Exchange) -> Response:
         async def attempt(resolution: Resolution) -> Response:
@@ -324,12 +378,13 @@ def _rungs(report: ReadReport) -> dict[str, int]:
     return {rung: count for rung, count in report.rungs.items() if count}
 
 
-def _read_response(version: ObjectVersion, start: int, report: ReadReport) -> Response:
+def _read_response(version: ObjectVersion, start: int, report: ReadReport, **more: str) -> Response:
     shown = {
         "bytes": report.bytes,
         "offset": start,
         "size": version.size,
         "rungs": _rungs(report),
+        **more,
     }
     return json_response(shown, fields=(("ETag", version.etag),), payload=report.bytes)
 

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from racerd.ids import ObjectId, ObjectVersion
 from racerd.pages import PageGeometry
+from racerd.read.gpu_disk import GpuDestination
 from racerd.read.reader import (
     Listing,
     PageExplanation,
@@ -18,6 +19,7 @@ from racerd.read.reader import (
     ReadReport,
     RequestContext,
     Resolution,
+    SharedPiece,
 )
 from racerd.runtime.deadline import Deadline
 
@@ -78,6 +80,24 @@ class Reader(Protocol):
     ) -> ReadReport:
         """Fills `destination` with [start, stop). Once it returns, raises or was cancelled,
         nobody touches `destination` any more; what it holds is verified bytes or zeros."""
+
+    @property
+    def share_chunk_bytes(self) -> int:
+        """How objects are cut for `share`; 0 where no memory is shared."""
+
+    async def share(self, version: ObjectVersion, at: int, context: RequestContext) -> SharedPiece:
+        """The shared memory that holds byte `at`; its descriptor is the caller's."""
+
+    async def read_into_gpu(
+        self,
+        version: ObjectVersion,
+        start: int,
+        stop: int,
+        destination: GpuDestination,
+        context: RequestContext,
+    ) -> ReadReport:
+        """As `read_into`, to GPU memory. Raises also `gpu_lost`, after which what the range holds
+        is undefined, `gpu_unavailable` and `gpu_out_of_memory`."""
 
     def stream(
         self, version: ObjectVersion, start: int, stop: int, context: RequestContext

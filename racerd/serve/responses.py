@@ -6,6 +6,7 @@ Layer: serve, pure but for the stream that a response may carry.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -31,19 +32,35 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer. `payload` counts the object's bytes that it hands over, by whatever way."""
+    """An answer. `payload` counts the object's bytes that it hands over, by whatever way.
+
+    `descriptor` goes with the first byte. It belongs to whoever holds the response, who closes it
+    (`let_go`) once the response was sent, or will never be.
+    """
 
     head: ResponseHead
     body: bytes | Body = b""
     close: bool = False
     payload: int = 0
+    descriptor: int | None = None
+
+    def let_go(self) -> None:
+        """Closes the descriptor, if there is one. Once."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
 
 
 def json_response(
-    value: Any, *, status: int = 200, fields: tuple[tuple[str, str], ...] = (), payload: int = 0
+    value: Any,
+    *,
+    status: int = 200,
+    fields: tuple[tuple[str, str], ...] = (),
+    payload: int = 0,
+    descriptor: int | None = None,
 ) -> Response:
     body = json.dumps(value, separators=(",", ":")).encode()
-    return Response(ResponseHead(status, (*fields, _JSON), len(body)), body, payload=payload)
+    head = ResponseHead(status, (*fields, _JSON), len(body))
+    return Response(head, body, payload=payload, descriptor=descriptor)
 
 
 def head_response(fields: tuple[tuple[str, str], ...], size: int) -> Response:

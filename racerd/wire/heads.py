@@ -29,7 +29,9 @@ REQUEST_FIELDS = frozenset(
     {
         "if-match",
         "racer-deadline-ms",
+        "racer-gpu",
         "racer-target",
+        "racer-target-bytes",
         "racer-target-kind",
         "racer-target-offset",
         "range",

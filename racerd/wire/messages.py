@@ -26,6 +26,7 @@ LIST_LIMIT_MAX = 10_000
 
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 _TARGET_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_GPU = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
@@ -95,6 +96,20 @@ class HostRead(ObjectMessage):
 
 
 @dataclass(frozen=True, slots=True)
+class ShareObject(ObjectMessage):
+    """The shared memory that holds the first byte of `span`; its end says nothing."""
+
+    operation: ClassVar[str] = "share"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRead(ObjectMessage):
+    operation: ClassVar[str] = "gpu-read"
+    target_id: str
+    target_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class ListBuckets(Message):
     operation: ClassVar[str] = "list"
 
@@ -140,9 +155,14 @@ class ListPins(Message):
 
 @dataclass(frozen=True, slots=True)
 class RegisterTarget(Message):
+    """`gpu` is a UUID as `nvidia-smi` writes it, in lower case; it and `size_bytes` are set for the
+    kind `gpu` alone."""
+
     operation: ClassVar[str] = "targets"
     takes: ClassVar[Takes] = Takes.ONE
     kind: str
+    gpu: str = ""
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +230,15 @@ def _host_read(path: Path, fields: Mapping[str, str], cache: str) -> Message:
     return HostRead(*_object_parts(path, fields, cache), target_id, offset)
 
 
+def _gpu_read(path: Path, fields: Mapping[str, str], cache: str) -> Message:
+    target_id = fields.get("racer-target")
+    if target_id is None:
+        _refuse("a gpu-read names its target", "send the id of a target of kind gpu: Racer-Target")
+    _check_target_id(target_id)
+    offset = _number("Racer-Target-Offset", fields.get("racer-target-offset", "0"), 0, 1 << 62)
+    return GpuRead(*_object_parts(path, fields, cache), target_id, offset)
+
+
 def _list(path: Path, fields: Mapping[str, str], cache: str) -> Message:
     if path.rest == "":
         _no_query(path)
@@ -251,7 +280,17 @@ def _register_target(path: Path, fields: Mapping[str, str], cache: str) -> Messa
     if path.rest is not None:
         _refuse("nothing follows /v1/targets in a POST", "POST to /v1/targets")
     _no_query(path)
-    return RegisterTarget(fields.get("racer-target-kind", "host"))
+    kind = fields.get("racer-target-kind", "host")
+    if kind != "gpu":
+        return RegisterTarget(kind)
+    gpu = fields.get("racer-gpu", "")
+    if _GPU.fullmatch(gpu) is None:
+        _refuse(
+            f"Racer-Gpu {gpu[:48]!r} is not the UUID of a GPU",
+            "send it as `nvidia-smi -L` prints it: GPU- and 8-4-4-4-12 hexadecimal digits",
+        )
+    size = _number("Racer-Target-Bytes", fields.get("racer-target-bytes", ""), 1, 1 << 62)
+    return RegisterTarget(kind, "GPU-" + gpu[4:].lower(), size)
 
 
 def _release_target(path: Path, fields: Mapping[str, str], cache: str) -> Message:
@@ -269,6 +308,8 @@ _OPERATIONS: Mapping[str, Mapping[str, _Parser]] = {
     "list": {"GET": _list},
     "targets": {"POST": _register_target, "DELETE": _release_target},
     "host-read": {"POST": _host_read},
+    "gpu-read": {"POST": _gpu_read},
+    "share": {"POST": _object_message(ShareObject)},
     "prefetch": {"POST": _object_message(Prefetch)},
     "evict": {"POST": _select_message(Evict)},
     "pin": {"POST": _select_message(PinObjects)},

@@ -23,8 +23,10 @@ from racerd.read.reader import (
     ReadReport,
     RequestContext,
     Resolution,
+    SharedPiece,
 )
 from racerd.runtime.deadline import Deadline
+from racerd.runtime.shared_memory import SharedMemory
 from racerd.units import KIB
 
 T = TypeVar("T")
@@ -110,6 +112,22 @@ class MemoryReader:
             destination[part.offset : part.offset + len(piece)] = piece
             report.add(rung, len(piece))
         return report
+
+    @property
+    def share_chunk_bytes(self) -> int:
+        return 2 * self.geometry.page_bytes
+
+    async def share(self, version: ObjectVersion, at: int, context: RequestContext) -> SharedPiece:
+        start = at - at % self.share_chunk_bytes
+        stop = min(start + self.share_chunk_bytes, version.size)
+        memory = SharedMemory(stop - start)
+        try:
+            with memory.view() as view:
+                report = await self.read_into(version, start, stop, view, context)
+            memory.seal()
+            return SharedPiece(memory.reader(), start, stop, report)
+        finally:
+            memory.close()
 
     async def stream(
         self, version: ObjectVersion, start: int, stop: int, context: RequestContext

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,7 +15,8 @@ class MemorySource:
     """`files` by name. `on_read(file, start, stop)` runs in the reading thread, before the bytes.
 
     `events` tells the order of things. A landing is filled with garbage before each read and when
-    it is closed, so that a tensor that still used it would show.
+    it is closed, so that a tensor that still used it would show. With `share_bytes` it shares
+    memory in pieces of so many; `on_share(file, at)` runs before each, and may refuse it.
     """
 
     location = "memory"
@@ -24,10 +27,15 @@ class MemorySource:
         *,
         page_bytes: int = 1 << 20,
         on_read: Callable[[SourceFile, int, int], None] | None = None,
+        share_bytes: int = 0,
+        on_share: Callable[[SourceFile, int], None] | None = None,
     ) -> None:
         self.files = dict(files)
         self.page_bytes = page_bytes
         self.on_read = on_read or (lambda file, start, stop: None)
+        self.share_bytes = share_bytes
+        self.on_share = on_share or (lambda file, at: None)
+        self.shared: list[tuple[str, int]] = []
         self.cancelled = threading.Event()
         self.lock = threading.Lock()
         self.events: list[str] = []
@@ -55,12 +63,49 @@ class MemorySource:
             self.landing_bytes.append(nbytes)
         return MemoryLanding(self, nbytes)
 
+    def share(self, file: SourceFile, at: int) -> MemoryShare:
+        self.on_share(file, at)
+        if self.cancelled.is_set():
+            raise Closed("cancelled")
+        start = at - at % self.share_bytes
+        with self.lock:
+            self.shared.append((file.name, start))
+        return MemoryShare(start, self.files[file.name][start : start + self.share_bytes])
+
     def cancel(self) -> None:
         self.note("cancel")
         self.cancelled.set()
 
     def close(self) -> None:
         self.note("source closed")
+
+
+class MemoryShare:
+    """Shared memory as the daemon gives it: a memfd that is sealed against writing."""
+
+    rungs: Mapping[str, int]
+
+    def __init__(self, start: int, content: bytes) -> None:
+        self.start = start
+        self.stop = start + len(content)
+        self.rungs = {"shared": len(content)}
+        self._content = bytearray(content)
+        writable = os.memfd_create("share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.write(writable, content)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, seals)
+        self._fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+        os.close(writable)
+
+    @property
+    def view(self) -> memoryview:
+        return memoryview(self._content)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 class MemoryLanding:

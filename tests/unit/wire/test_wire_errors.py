@@ -34,7 +34,7 @@ def documented() -> dict[str, int]:
     found: dict[str, int] = {}
     for status, codes in re.findall(r"^\| (\d{3}) \| (`[^|]+`) \|", text, re.M):
         found |= {code: int(status) for code in re.findall(r"`(\w+)`", codes)}
-    targets = text.partition("## Targets of kind")[2].partition("## Errors")[0]
+    targets = text.partition("## Shared memory")[2].partition("## Errors")[0]
     for row in re.findall(r"^\| (`[^|]+) \|", targets, re.M):
         for code, status in re.findall(r"`(\w+)`(?: \((\d{3})\))?", row):
             found.setdefault(code, int(status or 422))

@@ -36,6 +36,7 @@ from racer.errors import (
     ProtocolError,
     RacerError,
     RangeNotSatisfiable,
+    ShareRefused,
     TargetRefused,
     VersionChanged,
 )
@@ -60,10 +61,12 @@ if TYPE_CHECKING:
         Pinned,
         Pins,
         Prefetched,
+        SharedPart,
         Stat,
         Unpinned,
     )
     from racer.safetensors import SafetensorsError
+    from racer.shared import SharedChunk
     from racer.tensor_file import TensorFile, safe_open
 
 __version__ = "0.1.0"
@@ -87,6 +90,8 @@ _LAZY = {
     "Pinned": "racer.messages",
     "Pins": "racer.messages",
     "Prefetched": "racer.messages",
+    "SharedChunk": "racer.shared",
+    "SharedPart": "racer.messages",
     "Stat": "racer.messages",
     "Unpinned": "racer.messages",
     "LoadReport": "racer.loading",
@@ -141,6 +146,9 @@ __all__ = [
     "RacerUrl",
     "RangeNotSatisfiable",
     "SafetensorsError",
+    "ShareRefused",
+    "SharedChunk",
+    "SharedPart",
     "Stat",
     "TargetRefused",
     "TensorFile",

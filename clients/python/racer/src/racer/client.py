@@ -36,6 +36,8 @@ from racer.messages import (
     Unpinned,
 )
 from racer.ranges import stop_of, within
+from racer.shared import SharedChunk
+from racer.sharing import share
 from racer.socket_path import SocketPlace
 from racer.streaming import get
 from racer.urls import RacerUrl
@@ -132,6 +134,19 @@ class Client:
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline.after(self.timeout if timeout is None else timeout)
+
+    # --- shared memory ----------------------------------------------------------------------
+
+    def share(
+        self, url: Url, offset: int = 0, *, etag: str | None = None, timeout: float | None = None
+    ) -> SharedChunk:
+        """Returns the memory with byte `offset` of an object that all its readers share.
+
+        The daemon opens the bytes once, however many ask. Raises ShareRefused where it shares no
+        memory, or no more now; and what reads raise. Close the result, or use it in a `with` block.
+        """
+        parsed = RacerUrl.parse_object(url)
+        return share(self._endpoint(parsed.cache), parsed, offset, etag, self._deadline(timeout))
 
     # --- small questions --------------------------------------------------------------------
 

@@ -14,8 +14,17 @@ import socket
 from collections.abc import Sequence
 
 from racer.deadline import Deadline
-from racer.errors import Closed, Forked, Overloaded, RacerError
-from racer.exchange import RECEIVE_BYTES, Answer, Exchange, State, lost, rights
+from racer.errors import Closed, Forked, Overloaded, ProtocolError, RacerError
+from racer.exchange import (
+    RECEIVE_BYTES,
+    RIGHTS_BYTES,
+    Answer,
+    Exchange,
+    State,
+    lost,
+    rights,
+    taken,
+)
 from racer.socket_path import SocketPlace
 from racer.wire import Request, ResponseHead
 
@@ -149,6 +158,40 @@ class Connection(SocketOwner):
         """Receives the whole answer to what was sent."""
         head = self.receive_head(deadline)
         return Answer(head, self.receive_body(deadline))
+
+    def receive_with_descriptor(self, deadline: Deadline) -> tuple[Answer, int | None]:
+        """Receives the whole answer, and the one descriptor that may come with its first byte.
+
+        The descriptor is the caller's. Raises ProtocolError where more came.
+        """
+        descriptors: list[int] = []
+        try:
+            head = self._receive_first(deadline, descriptors) or self.receive_head(deadline)
+            answer = Answer(head, self.receive_body(deadline))
+            if len(descriptors) > 1:
+                self.close()
+                raise ProtocolError("an answer came with more than one descriptor")
+            return answer, descriptors.pop() if descriptors else None
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _receive_first(self, deadline: Deadline, descriptors: list[int]) -> ResponseHead | None:
+        """Receives the first bytes of an answer; descriptors come with no others."""
+        try:
+            sock = self._wait_at_most(deadline)
+            data, control, flags, _ = sock.recvmsg(
+                RECEIVE_BYTES, RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+            descriptors += taken(control)
+            if flags & socket.MSG_CTRUNC:
+                raise ProtocolError("an answer came with more descriptors than one")
+            return self._exchange.feed(data)
+        except OSError as error:
+            raise self._broken(error, deadline) from error
+        except BaseException:
+            self.close()
+            raise
 
     def receive_head(self, deadline: Deadline) -> ResponseHead:
         """Receives the head; the body has to be received next, even where it is empty."""

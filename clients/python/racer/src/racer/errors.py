@@ -140,6 +140,12 @@ class Overloaded(RacerError):
     default_retry = "same"
 
 
+class ShareRefused(RacerError):
+    """The daemon shares no memory with us, at all or now: read into memory of your own."""
+
+    default_code = "share_off"
+
+
 class PinRefused(RacerError):
     """There is no room for the pin, or no disk to keep it on."""
 
@@ -241,6 +247,8 @@ _KINDS: dict[str, type[RacerError]] = {
     "overloaded": Overloaded,
     "draining": Draining,
     "pin_refused": PinRefused,
+    "share_off": ShareRefused,
+    "share_full": ShareRefused,
     "origin_unavailable": OriginUnavailable,
     "origin_protocol": OriginUnavailable,
     "corrupt": Corrupt,

@@ -45,6 +45,18 @@ def rights(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
 
 
+RIGHTS_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)  # Room for one descriptor.
+
+
+def taken(control: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that a control message brought; they are the caller's to close."""
+    found = array.array("i")
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
 class State(Enum):
     IDLE = "idle"
     ASKED = "asked"

@@ -103,6 +103,16 @@ class Body(NamedTuple):
     etag: str
 
 
+class SharedPart(NamedTuple):
+    """Bytes `[start, stop)` of an object of `size` bytes; `rungs` tells where they came from."""
+
+    start: int
+    stop: int
+    size: int
+    etag: str
+    rungs: Mapping[str, int]
+
+
 class Prefetched(NamedTuple):
     """The range is in the cache now."""
 
@@ -168,6 +178,9 @@ class Explanation(NamedTuple):
     size: int
     pages: tuple[PageExplanation, ...] = ()
     next_page: int | None = None
+
+
+SHARE_ALIGNMENT = 4096  # Where shared memory starts in an object: the smallest page it may have.
 
 
 # --- requests ---------------------------------------------------------------------------------
@@ -252,6 +265,11 @@ def list_request(
     if after is not None:
         query.append(f"after={after}")
     return Request("GET", f"/v1/list/{url.path}?{'&'.join(query)}")
+
+
+def share_request(url: RacerUrl, at: int, etag: str | None) -> Request:
+    """Asks for the shared memory that holds byte `at`."""
+    return Request("POST", f"/v1/share/{url.path}", (_range(at, None), *_pinned(etag)))
 
 
 def prefetch_request(url: RacerUrl, start: int, stop: int | None, etag: str | None) -> Request:
@@ -509,6 +527,20 @@ def read_host_read(
             f" {done.offset} were written"
         )
     return done
+
+
+def read_shared(head: ResponseHead, body: bytes, at: int, etag: str | None) -> SharedPart:
+    """Checks that what is shared holds byte `at` of the version that was asked for."""
+    value = _Object.of_body(body, "the answer to share")
+    served = _require_etag(head)
+    _check_version(served, etag)
+    start, size = value.number("offset"), value.number("size")
+    stop = start + value.number("bytes")
+    if not start <= at < stop <= size or start % SHARE_ALIGNMENT:
+        raise ProtocolError(
+            f"asked for byte {at}, and bytes {start} to {stop} of {size} are shared"
+        )
+    return SharedPart(start, stop, size, served, value.child("rungs").numbers())
 
 
 def read_target_id(body: bytes, size: int) -> str:

@@ -13,8 +13,10 @@ from typing import Any, Final, Literal, Protocol
 
 from racer.host_memory import MAPPED_BYTES_MIN, bytes_at, copy_bytes, mapped_memory
 from racer.loading.plan import PlannedTensor
+from racer.models.source import SourceShare
 from racer.safetensors.errors import SafetensorsError
 from racer.safetensors.header import TensorInfo
+from racer.window import Window
 
 FrameworkName = Literal["pt", "numpy"]
 
@@ -69,31 +71,73 @@ _DIMENSIONS_UNTRIED_MAX = 64
 
 
 class Building(Protocol):
-    """A tensor on its way."""
+    """A tensor on its way. Each of its bytes is put there once, by one of the two methods."""
 
     tensor: Any
 
     def fill(self, offset: int, piece: memoryview) -> None:
         """Puts `piece` at byte `offset`. On return the piece is not read any more."""
 
+    def take(self, share: SourceShare, start: int, stop: int) -> None:
+        """Takes its bytes of [start, stop) of the file from shared memory, which has them all."""
+
 
 class Framework(Protocol):
     def check(self, info: TensorInfo) -> None:
         """Raises SafetensorsError, without file, if it has no such tensor."""
 
-    def build(self, info: TensorInfo) -> Building:
-        """Allocates a tensor that passed `check`."""
+    def build(self, info: TensorInfo, *, mapped: bool = False) -> Building:
+        """Makes a tensor that passed `check`; `mapped` where its bytes may be shared memory."""
 
 
-class _InHostMemory:
+class _Copied:
+    """Whatever is copied to, also from shared memory."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        self._info = info
+
+    def fill(self, offset: int, piece: memoryview) -> None:
+        raise NotImplementedError
+
+    def take(self, share: SourceShare, start: int, stop: int) -> None:
+        begin, end = max(start, self._info.start), min(stop, self._info.stop)
+        with share.view as whole, whole[begin - share.start : end - share.start] as piece:
+            self.fill(begin - self._info.start, piece)
+
+
+class _InHostMemory(_Copied):
     """`memory` is the tensor's own, and `tensor` keeps it alive."""
 
-    def __init__(self, tensor: Any, memory: memoryview) -> None:
+    def __init__(self, info: TensorInfo, tensor: Any, memory: memoryview) -> None:
+        super().__init__(info)
         self.tensor = tensor
         self._memory = memory
 
     def fill(self, offset: int, piece: memoryview) -> None:
         copy_bytes(self._memory[offset : offset + len(piece)], piece)
+
+
+class _InWindow:
+    """A large tensor, mapped from shared memory where it can be, and copied where it cannot."""
+
+    def __init__(self, info: TensorInfo, make: Callable[[memoryview], Any]) -> None:
+        self._info = info
+        self._window = Window(info.start, info.stop)
+        self._memory = self._window.view()
+        self.tensor = make(self._memory)
+
+    def fill(self, offset: int, piece: memoryview) -> None:
+        start = self._info.start + offset
+        self._window.make_private(start, start + len(piece))
+        copy_bytes(self._memory[offset : offset + len(piece)], piece)
+
+    def take(self, share: SourceShare, start: int, stop: int) -> None:
+        self._window.map_shared(share.fileno(), share.start, start, stop)
+
+
+def _worth_mapping(info: TensorInfo, alignment: int) -> bool:
+    """Small tensors are copied: a mapping costs more. So are those that lie askew in their file."""
+    return info.nbytes >= MAPPED_BYTES_MIN and info.start % alignment == 0
 
 
 class NumpyFramework:
@@ -129,14 +173,19 @@ class NumpyFramework:
             raise _unsupported(name, f"ml_dtypes {ml_dtypes.__version__}", "update it")
         return self._numpy.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
 
-    def build(self, info: TensorInfo) -> Building:
+    def build(self, info: TensorInfo, *, mapped: bool = False) -> Building:
         dtype = self._dtype(info.dtype)
+
+        def over(memory: Any) -> Any:
+            return self._numpy.frombuffer(memory, dtype).reshape(info.shape)
+
         if info.nbytes < MAPPED_BYTES_MIN:
             array = self._numpy.empty(info.shape, dtype)
-            return _InHostMemory(array, array.reshape(-1).view("u1").data)
+            return _InHostMemory(info, array, array.reshape(-1).view("u1").data)
+        if mapped and _worth_mapping(info, dtype.itemsize):
+            return _InWindow(info, over)
         memory = mapped_memory(info.nbytes)
-        array = self._numpy.frombuffer(memory, dtype).reshape(info.shape)
-        return _InHostMemory(array, memoryview(memory))
+        return _InHostMemory(info, over(memory), memoryview(memory))
 
 
 class TorchFramework:
@@ -158,26 +207,32 @@ class TorchFramework:
             )
         _check_shape(self.build, info, "torch")
 
-    def build(self, info: TensorInfo) -> Building:
+    def build(self, info: TensorInfo, *, mapped: bool = False) -> Building:
         torch = self._torch
         shape = info.shape
         if info.dtype == "F4":
             shape = (*shape[:-1], shape[-1] // 2)
         dtype = getattr(torch, _TORCH[info.dtype])
         if self._device.type != "cpu":
-            return _OnDevice(torch, torch.empty(shape, dtype=dtype, device=self._device))
+            return _OnDevice(info, torch, torch.empty(shape, dtype=dtype, device=self._device))
+
+        def over(memory: Any) -> Any:
+            return torch.frombuffer(memory, dtype=dtype).view(shape)
+
         if info.nbytes < MAPPED_BYTES_MIN:
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
-            return _InHostMemory(tensor, bytes_at(tensor.data_ptr(), info.nbytes))
+            return _InHostMemory(info, tensor, bytes_at(tensor.data_ptr(), info.nbytes))
+        if mapped and _worth_mapping(info, dtype.itemsize):
+            return _InWindow(info, over)
         memory = mapped_memory(info.nbytes)
-        tensor = torch.frombuffer(memory, dtype=dtype).view(shape)
-        return _InHostMemory(tensor, memoryview(memory))
+        return _InHostMemory(info, over(memory), memoryview(memory))
 
 
-class _OnDevice:
+class _OnDevice(_Copied):
     """Filled by copies that have ended when they return: no fence is left to wait for."""
 
-    def __init__(self, torch: Any, tensor: Any) -> None:
+    def __init__(self, info: TensorInfo, torch: Any, tensor: Any) -> None:
+        super().__init__(info)
         self.tensor = tensor
         self._torch = torch
         self._bytes = tensor.reshape(-1).view(torch.uint8)

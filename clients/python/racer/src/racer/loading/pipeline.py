@@ -1,7 +1,9 @@
 """Chunks read in the background, a bounded number ahead of the consumer.
 
-Layer: loading, driver of a plan. Each of `in_flight` threads has a landing of its own, reads the
-next chunk into it and copies the pieces to their tensors; the consumer takes chunks in order. At
+Layer: loading, driver of a plan. Each of `in_flight` threads takes the next chunk and puts its
+pieces into their tensors; the consumer takes chunks in order. Where the source shares memory, that
+is mapped, and nothing is copied but small tensors; where it does not, or not now, the thread reads
+into a landing of its own and copies. At
 most `in_flight` chunks are between having been started and having been taken, so that memory beyond
 the consumer's own tensors is bounded by `in_flight` landings and as much again in tensors that are
 ready early, whatever the size of files and tensors.
@@ -23,13 +25,14 @@ from typing import Any
 from racer.errors import Closed
 from racer.loading.frameworks import Building, Framework
 from racer.loading.plan import Chunk, LoadPlan
-from racer.models.source import Source, SourceLanding
+from racer.loading.sharing import Sharing, add_rungs, share_of
+from racer.models.source import Source, SourceLanding, SourceShare
 from racer.workers import NOTICE_SECONDS, WorkerGroup
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
-    """Where a chunk's bytes came from, how many each, and how long copying them on took."""
+    """Where a chunk's bytes came from, how many each, and how long putting them on took."""
 
     rungs: Mapping[str, int]
     copy_seconds: float
@@ -39,11 +42,18 @@ class Pipeline:
     """`start` it inside the `try` whose `finally` closes it."""
 
     def __init__(
-        self, plan: LoadPlan, source: Source, framework: Framework, *, in_flight: int
+        self,
+        plan: LoadPlan,
+        source: Source,
+        framework: Framework,
+        *,
+        in_flight: int,
+        sharing: Sharing,
     ) -> None:
         self._plan = plan
         self._source = source
         self._framework = framework
+        self._sharing = sharing
         self._landing_bytes = max((chunk.nbytes for chunk in plan.chunks), default=0)
         self._count = min(in_flight, len(plan.chunks))
         self._todo: SimpleQueue[int | None] = SimpleQueue()
@@ -109,35 +119,67 @@ class Pipeline:
         self._results.put(failure or Closed("the load was closed"))
 
     def _work(self) -> None:
-        landing: SourceLanding | None = None
+        landing = _LandingWhenNeeded(self._source, self._landing_bytes)
         try:
-            if self._landing_bytes:
-                landing = self._source.landing(self._landing_bytes)
             while (index := self._todo.get()) is not None:
-                done = self._read(self._plan.chunks[index], landing)
-                self._results.put((index, done))
+                self._results.put((index, self._read(self._plan.chunks[index], landing)))
         except BaseException as error:  # noqa: BLE001 - raised again where the consumer waits
             self._results.put(error)
         finally:
-            if landing is not None:
-                landing.close()
+            landing.close()
 
-    def _read(self, chunk: Chunk, landing: SourceLanding | None) -> ChunkDone:
-        if landing is None or not chunk.nbytes:
-            self._build_empty(chunk)
-            return ChunkDone({}, 0.0)
-        try:
-            rungs = landing.read(chunk.file, chunk.start, chunk.stop)
-        except Exception as error:
-            error.add_note(f"while bytes {chunk.start}-{chunk.stop} of {chunk.file.url} were read")
-            raise
-        began = time.perf_counter()
+    def _read(self, chunk: Chunk, landing: _LandingWhenNeeded) -> ChunkDone:
         self._build_empty(chunk)
+        rungs: dict[str, int] = {}
+        seconds = 0.0
+        at = chunk.start
+        try:
+            while at < chunk.stop:
+                share = self._sharing.piece(chunk.file, at)
+                if share is not None:
+                    at, spent = self._take(chunk, at, share, rungs)
+                else:
+                    stop = min(chunk.stop, self._sharing.end_of_piece(at))
+                    at, spent = self._copy(chunk, at, stop, landing.get(), rungs)
+                seconds += spent
+        except Exception as error:
+            error.add_note(f"while bytes {at}-{chunk.stop} of {chunk.file.url} were read")
+            raise
+        return ChunkDone(rungs, seconds)
+
+    def _take(
+        self, chunk: Chunk, start: int, share: SourceShare, rungs: dict[str, int]
+    ) -> tuple[int, float]:
+        """Puts what `share` has of the chunk from `start` on into the tensors; where that ends."""
+        began = time.perf_counter()
+        try:
+            stop = min(chunk.stop, share.stop)
+            for piece in chunk.pieces:
+                begin = chunk.start + piece.chunk_offset
+                if begin < stop and start < begin + piece.length:
+                    self._of(piece.tensor).take(
+                        share, max(begin, start), min(begin + piece.length, stop)
+                    )
+            add_rungs(rungs, share_of(share.rungs, stop - start))
+        finally:
+            share.close()
+        return stop, time.perf_counter() - began
+
+    def _copy(
+        self, chunk: Chunk, start: int, stop: int, landing: SourceLanding, rungs: dict[str, int]
+    ) -> tuple[int, float]:
+        """Reads [start, stop) of the chunk's file and copies it to the tensors."""
+        add_rungs(rungs, landing.read(chunk.file, start, stop))
+        began = time.perf_counter()
         for piece in chunk.pieces:
+            place = chunk.start + piece.chunk_offset
+            begin, end = max(place, start), min(place + piece.length, stop)
+            if begin >= end:
+                continue
             # Released at once: an exception's traceback must not keep the landing from closing.
-            with landing.view[piece.chunk_offset : piece.chunk_offset + piece.length] as source:
-                self._of(piece.tensor).fill(piece.tensor_offset, source)
-        return ChunkDone(rungs, time.perf_counter() - began)
+            with landing.view[begin - start : end - start] as source:
+                self._of(piece.tensor).fill(piece.tensor_offset + begin - place, source)
+        return stop, time.perf_counter() - began
 
     def _build_empty(self, chunk: Chunk) -> None:
         """Makes the tensors that are delivered with this chunk and have no bytes."""
@@ -150,6 +192,26 @@ class Pipeline:
         with self._building_lock:
             building = self._building.get(number)
             if building is None:
-                building = self._framework.build(self._plan.tensors[number].info)
+                building = self._framework.build(
+                    self._plan.tensors[number].info, mapped=self._sharing.began
+                )
                 self._building[number] = building
             return building
+
+
+class _LandingWhenNeeded:
+    """A thread's landing, made for the first chunk that is not shared."""
+
+    def __init__(self, source: Source, nbytes: int) -> None:
+        self._source = source
+        self._nbytes = nbytes
+        self._landing: SourceLanding | None = None
+
+    def get(self) -> SourceLanding:
+        if self._landing is None:
+            self._landing = self._source.landing(self._nbytes)
+        return self._landing
+
+    def close(self) -> None:
+        if self._landing is not None:
+            self._landing.close()

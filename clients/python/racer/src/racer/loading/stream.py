@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from racer.errors import Closed
@@ -20,6 +20,7 @@ from racer.loading.pipeline import Pipeline
 from racer.loading.plan import CHUNK_BYTES_MIN, LoadPlan, chunk_grid, plan_load
 from racer.loading.progress import Progress, ProgressCallback, open_progress
 from racer.loading.report import LoadReport
+from racer.loading.sharing import Sharing, ShareMode
 from racer.models.directory import ModelDirectory
 from racer.models.names import ExtraShards
 from racer.models.opening import Location, open_source
@@ -43,6 +44,8 @@ def load(
     filter: Callable[[str], bool] | None = None,
     progress: bool | ProgressCallback | None = None,
     extra_shards: ExtraShards = "refuse",
+    names: Sequence[str] | None = None,
+    share: ShareMode = "auto",
     socket: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
 ) -> TensorStream:
@@ -58,7 +61,12 @@ def load(
     `staging_bytes` bounds the memory beyond the tensors that the consumer holds: half of it is
     landings, half tensors that are ready early. `in_flight` chunks are read at a time. `progress`
     is True for a bar, or a function of (done bytes, all bytes). `extra_shards="ignore"` leaves out
-    weight files that the index does not name, instead of refusing the model. `socket` is the
+    weight files that the index does not name, instead of refusing the model. `names` are those of
+    the directory's files, for a caller who knows them: a URL is not listed then, which is the one
+    step that asks the origin each time. `share="auto"` maps
+    memory that all readers of this model on the node share, where the daemon has it: large tensors
+    are then views of it, copied page by page where they are written to, and what they keep from
+    being freed is the daemon's. `share="off"` reads into memory of our own. `socket` is the
     daemon's, where it is not the default; `timeout` is how long, in seconds, a read may go without
     getting further (see `Client`).
 
@@ -73,9 +81,11 @@ def load(
         )
     if not 1 <= in_flight <= IN_FLIGHT_MAX:
         raise ValueError(f"in_flight is {in_flight}: 1 to {IN_FLIGHT_MAX}")
+    if share not in ("auto", "off"):
+        raise ValueError(f"share is {share!r}: 'auto' or 'off'")
     if extra_shards not in ("refuse", "ignore"):
         raise ValueError(f"extra_shards is {extra_shards!r}: 'refuse' or 'ignore'")
-    source, only = open_source(url, socket=socket, timeout=timeout)
+    source, only = open_source(url, names=names, socket=socket, timeout=timeout)
     return TensorStream(
         source,
         only=only,
@@ -86,6 +96,7 @@ def load(
         filter=filter,
         progress=progress,
         extra_shards=extra_shards,
+        share=share,
     )
 
 
@@ -108,6 +119,7 @@ class TensorStream:
         filter: Callable[[str], bool] | None = None,
         progress: bool | ProgressCallback | None = None,
         extra_shards: ExtraShards = "refuse",
+        share: ShareMode = "auto",
     ) -> None:
         self._framework = open_framework(framework, device)
         self._source = source
@@ -117,6 +129,8 @@ class TensorStream:
         self._filter = filter
         self._progress = open_progress(progress, f"Loading {source.location}")
         self._extra_shards = extra_shards
+        self._share: ShareMode = share
+        self._sharing: Sharing | None = None
         self._pipeline: Pipeline | None = None
         self._tensors: Iterator[tuple[str, Any]] | None = None
         self._began = 0.0
@@ -172,7 +186,9 @@ class TensorStream:
             (shard.file, [tensor for tensor in shard.tensors if wanted(tensor.name)])
             for shard in model.shards
         ]
-        plan = plan_load(files, grid=chunk_grid(self._chunk_bytes, self._source.page_bytes))
+        self._sharing = Sharing(self._source, self._share)
+        unit = self._sharing.piece_bytes or self._source.page_bytes
+        plan = plan_load(files, grid=chunk_grid(self._chunk_bytes, unit))
         check_all(self._framework, plan.tensors)
         return plan
 
@@ -218,9 +234,14 @@ class TensorStream:
         try:
             if self._tensors is None:
                 plan = self.open()
+                assert self._sharing is not None, "planning decides whether memory is shared"
                 self._began = time.perf_counter()
                 self._pipeline = Pipeline(
-                    plan, self._source, self._framework, in_flight=self._in_flight
+                    plan,
+                    self._source,
+                    self._framework,
+                    in_flight=self._in_flight,
+                    sharing=self._sharing,
                 )
                 self._tensors = _deliver(plan, self._pipeline, self._progress, self.report)
                 self._pipeline.start()

@@ -12,8 +12,9 @@ import os
 import stat
 import threading
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
-from racer.errors import Closed, VersionChanged
+from racer.errors import Closed, ShareRefused, VersionChanged
 from racer.host_memory import mapped_memory
 from racer.models.source import SourceFile
 from racer.safetensors.errors import SafetensorsError
@@ -70,6 +71,13 @@ class LocalSource:
 
     def landing(self, nbytes: int) -> LocalLanding:
         return LocalLanding(self, nbytes)
+
+    @property
+    def share_bytes(self) -> int:
+        return 0
+
+    def share(self, file: SourceFile, at: int) -> NoReturn:
+        raise ShareRefused("a directory shares no memory")
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -6,6 +6,7 @@ Layer: models.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from racer.models.local import LocalSource
 from racer.models.names import SUFFIX
@@ -18,12 +19,14 @@ Location = str | RacerUrl | os.PathLike[str]
 def open_source(
     location: Location,
     *,
+    names: Sequence[str] | None = None,
     socket: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
 ) -> tuple[Source, str | None]:
     """The source of `location`, and the one file in it that is meant, if one is.
 
     Does no I/O. Whatever ends in `.safetensors` names a file, everything else a directory.
+    `names` are those of the files behind a URL, where they are known.
     """
     text = str(location) if isinstance(location, RacerUrl) else os.fspath(location)
     folder, name = text, None
@@ -35,4 +38,4 @@ def open_source(
 
     if name is not None:
         name = RacerUrl.parse(text).key.rpartition(b"/")[2].decode()
-    return RacerSource(folder, socket=socket, timeout=timeout), name
+    return RacerSource(folder, names=names, socket=socket, timeout=timeout), name

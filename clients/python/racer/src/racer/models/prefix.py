@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from racer.client import TIMEOUT_SECONDS, Client
 from racer.deadline import Deadline
@@ -23,9 +24,11 @@ from racer.errors import (
     ProtocolError,
 )
 from racer.landing import Landing
+from racer.messages import Info
 from racer.models.names import DEFAULT_INDEX
 from racer.models.source import SourceFile
 from racer.retry import Retries
+from racer.shared import SharedChunk
 from racer.urls import RacerUrl
 
 _CONNECTIONS_MAX = 64
@@ -36,13 +39,15 @@ _WELL_KNOWN = (DEFAULT_INDEX, "model.safetensors", "consolidated.safetensors")
 class RacerSource:
     """The objects under the prefix of `url`, which is taken as a directory.
 
-    `socket` and `timeout` are as for `Client`.
+    `names` are those of its files, where they are known: nothing is listed then. `socket` and
+    `timeout` are as for `Client`.
     """
 
     def __init__(
         self,
         url: str | RacerUrl,
         *,
+        names: Sequence[str] | None = None,
         socket: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> None:
@@ -53,19 +58,27 @@ class RacerSource:
         self.timeout = TIMEOUT_SECONDS if timeout is None else timeout
         self.client = Client(socket=socket, timeout=self.timeout, connections_max=_CONNECTIONS_MAX)
         self.cancelled = threading.Event()
-        self._page_bytes: int | None = None
+        self._names = names
 
     @property
     def page_bytes(self) -> int:
-        if self._page_bytes is None:
-            self._page_bytes = self.client.info(self._base.cache).page_bytes
-        return self._page_bytes
+        return self._info.page_bytes
+
+    @property
+    def share_bytes(self) -> int:
+        return self._info.share_chunk_bytes
+
+    @cached_property
+    def _info(self) -> Info:
+        return self.client.info(self._base.cache)
 
     def _url(self, name: str) -> RacerUrl:
         key = b"/".join(part for part in (self._base.key, name.encode()) if part)
         return RacerUrl(self._base.cache, self._base.bucket, key)
 
     def names(self) -> Sequence[str]:
+        if self._names is not None:
+            return self._names
         try:
             names = self._listed()
         except NotFound:
@@ -103,6 +116,15 @@ class RacerSource:
     def landing(self, nbytes: int) -> RacerLanding:
         return RacerLanding(self, nbytes)
 
+    def share(self, file: SourceFile, at: int) -> RacerShare:
+        shared = self.client.share(file.url, at, etag=file.version)
+        try:
+            _check_length(file, file.size, shared.part.size)
+        except BaseException:
+            shared.close()
+            raise
+        return RacerShare(shared)
+
     def cancel(self) -> None:
         self.cancelled.set()
         self.client.abort()
@@ -110,6 +132,26 @@ class RacerSource:
     def close(self) -> None:
         self.cancelled.set()
         self.client.close()
+
+
+class RacerShare:
+    """A `SharedChunk`."""
+
+    def __init__(self, shared: SharedChunk) -> None:
+        self._shared = shared
+        self.start = shared.start
+        self.stop = shared.stop
+        self.rungs = shared.part.rungs
+
+    @property
+    def view(self) -> memoryview:
+        return self._shared.view
+
+    def fileno(self) -> int:
+        return self._shared.fileno()
+
+    def close(self) -> None:
+        self._shared.close()
 
 
 class RacerLanding:

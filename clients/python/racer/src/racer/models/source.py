@@ -40,6 +40,29 @@ class SourceLanding(Protocol):
         """Gives the memory up; done twice it does nothing."""
 
 
+class SourceShare(Protocol):
+    """Read-only memory with bytes [start, stop) of a file, from its offset 0 on."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+    @property
+    def rungs(self) -> Mapping[str, int]:
+        """How many of its bytes came from where for this reader; "shared" if they were there."""
+
+    @property
+    def view(self) -> memoryview:
+        """All of its bytes. Writing to it changes nobody else's."""
+
+    def fileno(self) -> int:
+        """What to map."""
+
+    def close(self) -> None:
+        """Closes the descriptor; mappings and views stay good."""
+
+
 class Source(Protocol):
     """A place with files of a model."""
 
@@ -62,6 +85,16 @@ class Source(Protocol):
 
     def landing(self, nbytes: int) -> SourceLanding:
         """Makes touched memory of `nbytes` for the calling thread, which closes it."""
+
+    @property
+    def share_bytes(self) -> int:
+        """Files are shared in pieces that end on multiples of this; 0 where none is."""
+
+    def share(self, file: SourceFile, at: int) -> SourceShare:
+        """The piece of shared memory that holds byte `at`; the caller closes it.
+
+        Raises ShareRefused where it cannot be had, for now or for good.
+        """
 
     def cancel(self) -> None:
         """Ends the reads of all threads, and the source's use but for `close`."""

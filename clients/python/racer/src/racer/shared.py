@@ -1,0 +1,70 @@
+"""Memory that the daemon shares between all who read the same version: `Client.share`.
+
+Layer: on `messages`; a value with a lifetime. The daemon opened the bytes once, sealed them
+against writing for good, and hands out read-only descriptors. Whoever maps them pays for the
+mapping only.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from racer.errors import Closed
+from racer.messages import SharedPart
+
+
+class SharedChunk:
+    """One piece of shared memory: a read-only descriptor. A context manager.
+
+    Byte `start` of the object lies at the descriptor's offset 0; what lies behind `stop` is zero.
+    Mappings made from it live on after `close`, for as long as they like, and so does the memory,
+    which the daemon counts as used until the last of them is gone.
+    """
+
+    def __init__(self, descriptor: int, part: SharedPart) -> None:
+        """Takes `descriptor` over."""
+        self._descriptor = descriptor
+        self.part = part
+        self._map: mmap.mmap | None = None
+
+    @property
+    def start(self) -> int:
+        return self.part.start
+
+    @property
+    def stop(self) -> int:
+        return self.part.stop
+
+    def fileno(self) -> int:
+        if self._descriptor < 0:
+            raise Closed("this shared memory was closed")
+        return self._descriptor
+
+    @property
+    def view(self) -> memoryview:
+        """All of its bytes; good for as long as somebody holds the view.
+
+        Writing to it changes a copy that is this process's own.
+        """
+        if self._map is None:
+            access = mmap.PROT_READ | mmap.PROT_WRITE
+            length = self.stop - self.start
+            self._map = mmap.mmap(self.fileno(), length, mmap.MAP_PRIVATE, access)
+        return memoryview(self._map)
+
+    def close(self) -> None:
+        """Closes the descriptor; done twice it does nothing. Views stay good."""
+        descriptor, self._descriptor, self._map = self._descriptor, -1, None
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> SharedChunk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()

@@ -1,0 +1,163 @@
+"""One stretch of address space, filled piece by piece from different places.
+
+Layer: bottom. A tensor whose bytes lie in several pieces of shared memory can still be one array: a
+window reserves room for all of them, and each piece is mapped to its place. Nothing is copied.
+
+What is mapped from shared memory is mapped **privately**: whoever writes to it gets pages of its
+own, copied at that moment, and nobody else sees a change. (A read-only mapping would end the
+process of whoever writes to a tensor in place.)
+
+Lifetime: the address space belongs to the views. It goes when the window and the last view of it
+are gone, and never earlier.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+
+from racer.errors import MemoryUnavailable
+
+# Where the kernel backs shared memory with huge pages, only addresses that agree with offsets in it
+# to 2 MiB can be mapped a huge page at a time.
+_HUGE_PAGE_BYTES = 2 << 20
+_PAGE_BYTES = mmap.PAGESIZE
+
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_MADV_HUGEPAGE = 14
+_MADV_POPULATE_READ = 22
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_munmap = _libc.munmap
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_madvise = _libc.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class _Space:
+    """Reserved addresses, given back when nobody refers to this any more."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.address = 0
+        self.nbytes = nbytes
+        found = _mmap(
+            None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0
+        )
+        if found is None or found == _FAILED:
+            raise _unavailable(nbytes)
+        self.address = found
+
+    def __del__(self) -> None:
+        if self.address:
+            _munmap(self.address, self.nbytes)
+
+
+class Window:
+    """Room for bytes [start, stop) of an object; both count from the object's beginning.
+
+    Safe from any thread, as long as each part is put there once, and read only afterwards.
+    """
+
+    def __init__(self, start: int, stop: int) -> None:
+        """Raises MemoryUnavailable where there are no addresses left."""
+        self.start = start
+        self.stop = stop
+        self._origin = start - start % _HUGE_PAGE_BYTES  # What lies at the aligned address.
+        nbytes = _round_up(stop - self._origin, _PAGE_BYTES)
+        self._space = _Space(nbytes + _HUGE_PAGE_BYTES)
+        self._base = _round_up(self._space.address, _HUGE_PAGE_BYTES)
+        self._private = _Ranges()
+        self._lock = threading.Lock()
+
+    def view(self) -> memoryview:
+        """All of it, writable. Reading a part that was not put there yet ends the process."""
+        kind = ctypes.c_char * (self.stop - self.start)
+        array = kind.from_address(self._address_of(self.start))
+        array.space = self._space  # type: ignore[attr-defined]  # A view keeps it alive.
+        return memoryview(array).cast("B")
+
+    def map_shared(self, descriptor: int, origin: int, start: int, stop: int) -> None:
+        """Maps what this has in common with [start, stop); `origin` lies at offset 0 of the memory.
+
+        `origin` and `start` are multiples of the page size, and so is `stop`, or it is the end of
+        what the memory holds. Raises MemoryUnavailable.
+        """
+        begin, end = self._pages(start, stop)
+        if begin >= end:
+            return
+        self._map(begin, end, mmap.MAP_PRIVATE, descriptor, begin - origin)
+        # Puts the pages into our table at once, without copying any. A kernel before 5.14 does it
+        # page by page, when they are read.
+        _madvise(self._address_of(begin), end - begin, _MADV_POPULATE_READ)
+
+    def make_private(self, start: int, stop: int) -> None:
+        """Puts zeroed memory of this process's own where [start, stop) lies. Once for each byte.
+
+        `start` and `stop` are as for `map_shared`.
+        """
+        begin, end = self._pages(start, stop)
+        with self._lock:
+            for gap_start, gap_stop in self._private.add(begin, end):
+                self._map(gap_start, gap_stop, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+                # First touch is what loading waits for; a kernel without huge pages says EINVAL.
+                _madvise(self._address_of(gap_start), gap_stop - gap_start, _MADV_HUGEPAGE)
+
+    def _pages(self, start: int, stop: int) -> tuple[int, int]:
+        """The whole pages of this window that [start, stop) touches."""
+        begin, end = max(start, self.start), min(stop, self.stop)
+        return begin - begin % _PAGE_BYTES, _round_up(end, _PAGE_BYTES)
+
+    def _map(self, begin: int, end: int, flags: int, descriptor: int, offset: int) -> None:
+        wanted = self._address_of(begin)
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        got = _mmap(
+            wanted, end - begin, access, flags | _MAP_FIXED | _MAP_NORESERVE, descriptor, offset
+        )
+        if got != wanted:
+            raise _unavailable(end - begin)
+
+    def _address_of(self, position: int) -> int:
+        return self._base + position - self._origin
+
+
+class _Ranges:
+    """Disjoint ranges that were added. Few: linear is enough."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def add(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Adds [start, stop) and returns what of it is new."""
+        gaps = [(start, stop)] if start < stop else []
+        for old_start, old_stop in self._ranges:
+            left = []
+            for begin, end in gaps:
+                if begin < min(end, old_start):
+                    left.append((begin, min(end, old_start)))
+                if max(begin, old_stop) < end:
+                    left.append((max(begin, old_stop), end))
+            gaps = left
+        self._ranges += gaps
+        return gaps
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _unavailable(nbytes: int) -> MemoryUnavailable:
+    number = ctypes.get_errno() or errno.ENOMEM
+    return MemoryUnavailable(
+        f"the system does not map {nbytes:,} bytes: {os.strerror(number)}",
+        hint="check vm.max_map_count, the memory limit and the address-space limit (ulimit -v)",
+    )
