@@ -15,6 +15,7 @@ from pathlib import Path
 
 from racerd.config import CacheSettings
 from racerd.errors import RacerError
+from racerd.gpu.node import GpuNode
 from racerd.origin.factory import make_origin
 from racerd.read.reader import CacheReader
 from racerd.read.services import ReadServices
@@ -36,9 +37,14 @@ class Caches:
     """An async context manager; leaving it closes every cache."""
 
     def __init__(
-        self, services: ReadServices, socket_settings: ClientSocketSettings, metrics: Metrics
+        self,
+        services: ReadServices,
+        gpus: GpuNode,
+        socket_settings: ClientSocketSettings,
+        metrics: Metrics,
     ) -> None:
         self._services = services
+        self._gpus = gpus
         self._socket_settings = socket_settings
         self._metrics = metrics
         self._open: dict[str, _Open] = {}
@@ -88,6 +94,7 @@ class Caches:
                     self._socket_settings,
                     metrics=self._metrics,
                     threads=self._services.threads.open,
+                    gpus=self._gpus,
                 )
             )
             self._open[settings.name] = _Open(settings, socket, stack.pop_all())

@@ -77,6 +77,11 @@ class WorkerLink:
     def alive(self) -> bool:
         return self._ending is None
 
+    @property
+    def fatal(self) -> Fatal:
+        """What the worker said it dies of; `SILENT` where it said nothing."""
+        return self._fatal or SILENT
+
     # ---- sending ----
 
     def send(self, message: Message, *descriptors: int) -> None:
@@ -113,7 +118,7 @@ class WorkerLink:
         message = make(number)
         future: asyncio.Future[Done] = self._loop.create_future()
         if not self.alive:
-            raise lost(self._fatal or SILENT)
+            raise lost(self.fatal)
         self._waiting[number] = (future, time.monotonic())
         self.send(message, *descriptors)
         try:
@@ -182,7 +187,7 @@ class WorkerLink:
         while self._outgoing:
             for descriptor in self._outgoing.popleft()[1]:
                 os.close(descriptor)
-        fatal = self._fatal or SILENT
+        fatal = self.fatal
         waiting, self._waiting = self._waiting, {}
         for future, _ in waiting.values():
             future.set_exception(lost(fatal))

@@ -336,7 +336,7 @@ class GpuDevice:
     def _working(self) -> WorkerLink:
         worker = self._worker
         if worker is None or not worker.alive:
-            why = self._why_not or SILENT
+            why = self._why_not or (SILENT if worker is None else worker.fatal)
             raise DeviceError(
                 "gpu_unavailable",
                 f"{self.name} cannot be used now: {why.message}",

@@ -1,6 +1,6 @@
 """Admission: the byte budgets of reads, and what a read is told that gets no share of one.
 
-Layer: read; loop thread only. Four budgets, each a hard limit, each shared fairly between
+Layer: read; loop thread only. Budgets, each a hard limit, each shared fairly between
 connections (see `racerd.runtime.budget`):
 
     plaintext   pages from origins, from before they are asked for until they are copied and sealed
@@ -8,6 +8,8 @@ connections (see `racerd.runtime.budget`):
     reading     pages queued for a disk or being read: enough to keep it busy, so that the queue,
                 which knows no connections, stays short
     opening     work handed to the `open` threads, for the same reason
+    gpu         for each GPU, ciphertext that its worker has in hand: what it stages, and as much
+                again that is ready to follow
 
 `plaintext` and `streams` share the operator's one limit in fixed parts, and nobody waits for one
 of the first while holding what the other waits for: two streams cannot block each other for ever.
@@ -49,9 +51,27 @@ class Admission:
         self.opening = FairBudget(
             "opening", settings.opening_bytes, key_limit=share, waiters_max=settings.waiters_max
         )
+        self._staging: dict[str, FairBudget] = {}
+        self._share = share
+        self._waiters_max = settings.waiters_max
+        self._page_bytes = geometry.page_bytes
         for budget in self.budgets:
-            metrics.budget_limit.labels(budget.name).set(budget.limit)
-            metrics.budget_used.labels(budget.name).set_function(_used(budget))
+            self._show(budget)
+
+    def staging(self, gpu: str, staging_bytes: int) -> FairBudget:
+        """The budget of one GPU, made on its first use."""
+        budget = self._staging.get(gpu)
+        if budget is None:
+            limit = max(2 * staging_bytes, self._page_bytes)
+            budget = self._staging[gpu] = FairBudget(
+                f"gpu:{gpu}", limit, key_limit=self._share, waiters_max=self._waiters_max
+            )
+            self._show(budget)
+        return budget
+
+    def _show(self, budget: FairBudget) -> None:
+        self._metrics.budget_limit.labels(budget.name).set(budget.limit)
+        self._metrics.budget_used.labels(budget.name).set_function(_used(budget))
 
     @property
     def budgets(self) -> tuple[FairBudget, ...]:

@@ -21,17 +21,19 @@ from functools import partial
 
 import numpy as np
 
+from racerd.crypto.epoch_key import EpochKey
 from racerd.crypto.keyring import Keyring
 from racerd.crypto.sealing import PageOpener, wipe
 from racerd.errors import IntegrityError, Retry
-from racerd.pages import TAG_BYTES, PageGeometry
+from racerd.ids import PageId
+from racerd.pages import TAG_BYTES, PageGeometry, Seal
 from racerd.read.admission import Admission
 from racerd.read.memory import MemoryPage, PageLease
 from racerd.read.plan import FrameCut, FrameRun, PagePart, frame_span, plan_frames
 from racerd.read.settings import ReadSettings
 from racerd.read.sources import Source
 from racerd.runtime.deadline import Deadline
-from racerd.runtime.threads import Job, WorkerThreads, finished
+from racerd.runtime.threads import Job, WorkerThreads, finished, without_frames
 from racerd.telemetry import Metrics
 
 Piece = Callable[[], None]
@@ -106,10 +108,12 @@ class Delivery:
     def _deliver_here(self, source: Source, part: PagePart, destination: memoryview) -> None:
         pieces = self._pieces(source, part, destination)
         try:
-            for piece in pieces:
-                piece()
-        finally:
-            pieces.clear()  # An error's traceback must not keep their views.
+            while pieces:
+                pieces.pop(0)()
+        except BaseException as error:
+            pieces.clear()
+            without_frames(error)  # They hold views of the arena and of the reader's memory.
+            raise
 
     def _submit(self, source: Source, part: PagePart, destination: memoryview) -> Job[None]:
         """Hands the pieces to the threads. Only the job has them: it drops them at its end, whereas
@@ -135,7 +139,7 @@ class Delivery:
     def _opening_pieces(
         self, page: MemoryPage, part: PagePart, destination: memoryview
     ) -> list[Piece]:
-        opener = self._opener(page)
+        opener = self.opener(page)
         if opener.single_frame:
             return [partial(_open_single, opener, page, part, destination)]
         runs, cuts = plan_frames(part, self._geometry.frame_bytes, self._run_frames)
@@ -152,18 +156,24 @@ class Delivery:
         ]
         return pieces
 
-    def _opener(self, page: MemoryPage) -> PageOpener:
+    def opener(self, page: MemoryPage) -> PageOpener:
         """The page's opener, made on its first use. Raises IntegrityError if its key is gone."""
-        key = self._keyring.get(page.seal.epoch)
-        if key is None:
-            raise IntegrityError(
-                "key_retired",
-                f"{page.id.text} is sealed under key epoch {page.seal.epoch}, which was removed",
-                retry=Retry.ELSEWHERE,
-            )
+        key = page_key(self._keyring, page.id, page.seal)
         if page.opener is None:
             page.opener = PageOpener(page.id, page.seal, self._geometry, key)
         return page.opener
+
+
+def page_key(keyring: Keyring, page: PageId, seal: Seal) -> EpochKey:
+    """The key that `page` is sealed under. Raises IntegrityError `key_retired` if it is gone."""
+    key = keyring.get(seal.epoch)
+    if key is None:
+        raise IntegrityError(
+            "key_retired",
+            f"{page.text} is sealed under key epoch {seal.epoch}, which was removed",
+            retry=Retry.ELSEWHERE,
+        )
+    return key
 
 
 class _ScratchFrames(threading.local):

@@ -48,8 +48,10 @@ class FlightKey:
 class Flight:
     """One acquisition. Made by `FlightTable`; rungs write `rung` and `why`."""
 
-    __slots__ = ("_landed", "_task", "_waiting", "cancel", "connection", "kept", "key", "landed",
-                 "patient", "rung", "started_at", "unwanted", "why", "wide_to")  # fmt: skip
+    __slots__ = (
+        "_landed", "_task", "_waiting", "cancel", "connection", "kept", "key", "landed", "patient",
+        "rung", "sealed", "started_at", "unwanted", "why", "wide_to",
+    )  # fmt: skip
 
     def __init__(self, key: FlightKey, connection: Hashable) -> None:
         """`connection` is the leader's: what the flight holds is charged to it."""
@@ -59,6 +61,8 @@ class Flight:
         self.why: dict[str, str] = {}  # Rung to the reason why it did not serve.
         self.cancel = CancelToken()
         self.kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        # Done once memory has the page, or it is known that it will not.
+        self.sealed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started_at = time.monotonic()
         self.unwanted = False  # The page was evicted meanwhile: serve it, do not keep it.
         self.patient = False  # Whether a waiter wants the page kept, however long a disk takes.
@@ -89,6 +93,8 @@ class Flight:
         landed, self._landed = self._landed, None
         if landed is not None:
             landed.release()
+        if not self.sealed.done():
+            self.sealed.set_result(None)
 
     def _end(self, error: BaseException | None) -> None:
         """Resolves what is still open and lets go of the source."""

@@ -13,6 +13,7 @@ from functools import partial
 
 from racerd.crypto.keyring import Keyring
 from racerd.crypto.sealing import PageSealer
+from racerd.ids import PageId
 from racerd.pages import Seal
 from racerd.read.flight import Flight, FlightTable
 from racerd.read.memory import FrameSlots, MemoryTier, PageLease
@@ -75,7 +76,7 @@ class Keeper:
             return None
         started_at = time.perf_counter()
         try:
-            seal = await finished(self._seal(flight, plain, slots))
+            seal = await finished(self.seal(flight.page, plain.view, slots))
         except BaseException:
             self._memory.return_slots(slots)
             raise
@@ -102,11 +103,11 @@ class Keeper:
             else settings.progress_seconds,
         )
 
-    def _seal(self, flight: Flight, plain: PlainShare, slots: FrameSlots) -> Job[Seal]:
-        """Hands the frames to the threads; as in `Delivery`, only the job has views of them."""
+    def seal(self, page: PageId, view: memoryview, slots: FrameSlots) -> Job[Seal]:
+        """Hands the frames of a whole page to the threads, plaintext in `view`, ciphertext to
+        `slots`; as in `Delivery`, only the job has views of them. The caller keeps both."""
         geometry = self._memory.geometry
-        view = plain.view
-        sealer = PageSealer(flight.page, len(view), geometry, self._keyring.active)
+        sealer = PageSealer(page, len(view), geometry, self._keyring.active)
         step = self._run_frames
         pieces = [
             partial(

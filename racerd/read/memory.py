@@ -66,6 +66,10 @@ class FrameSlots:
             ]
         return self._frames
 
+    def numbers(self, first: int, stop: int) -> tuple[int, ...]:
+        """The arena slots of frames [first, stop) of the page, for somebody who maps the arena."""
+        return tuple(self._slots[first - self.first : stop - self.first])
+
     def give_back(self) -> None:
         """Frees the slots. Nobody may touch the frames any more."""
         slots, self._slots, self._frames = self._slots, [], []

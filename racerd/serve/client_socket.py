@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from racerd.errors import RacerError, RequestError, ResourceError, Retry
+from racerd.gpu.node import GpuNode
 from racerd.runtime.threads import WorkerThreads, settled
 from racerd.serve.connection import ClientConnection
 from racerd.serve.operations import Operations
@@ -51,6 +52,7 @@ class ClientSocket:
         metrics: Metrics,
         threads: WorkerThreads,
         policy: AccessPolicy | None = None,
+        gpus: GpuNode | None = None,
     ) -> None:
         self.cache = reader.name
         self.state = "ready"
@@ -62,8 +64,9 @@ class ClientSocket:
             metrics,
             per_holder_max=settings.targets_per_connection_max,
             targets_max=settings.targets_max,
+            gpus=gpus,
         )
-        self._operations = Operations(reader, self._targets, lambda: self.state)
+        self._operations = Operations(reader, self._targets, lambda: self.state, gpus)
         self._file = SocketFile(
             settings.run_dir, self.cache, settings.mode, settings.group, settings.backlog
         )

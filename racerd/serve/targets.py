@@ -4,28 +4,31 @@ Layer: serve, loop thread. A target outlives no lease on it: releasing one cance
 hold leases and waits until they have let go (R7), and only then is the memory unmapped.
 
 `Landing` is what all kinds of target have in common; the registry opens each kind by its name and
-knows nothing else of it. `host` is the one there is.
+knows nothing else of it. `host` is here, `gpu` in `gpu_target`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import traceback as tracebacks
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from racerd.errors import ProtocolError, RacerError, RequestError, ResourceError, Retry
+from racerd.gpu.node import GpuNode
+from racerd.runtime.deadline import Deadline
 from racerd.runtime.threads import WorkerThreads, settled
 from racerd.serve.descriptors import ReceivedDescriptor
+from racerd.serve.gpu_target import GpuMemory
 from racerd.serve.host_memory import HostMemory
+from racerd.serve.leases import Lease, Leases, target_unknown
 from racerd.serve.peer import PeerCredentials
 from racerd.telemetry import Metrics
 from racerd.units import MIB
+from racerd.wire.messages import RegisterTarget
 
 # Checking, mapping and unmapping cost about 10 us a MiB; more than this is no business of the loop.
 _INLINE_BYTES_MAX = 16 * MIB
@@ -39,59 +42,11 @@ class Landing(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def lease(self, offset: int, length: int) -> AbstractContextManager[memoryview]:
-        """Hands out `length` bytes at `offset` for the block; see `Lease`."""
+    def lease(self, offset: int, length: int) -> AbstractContextManager[Any]:
+        """Hands out `length` bytes at `offset` for the block, as the kind has them; see `Lease`."""
 
     async def release(self) -> None:
         """Cancels the leases, waits for them, frees the memory. Runs to its end if cancelled."""
-
-
-class Lease:
-    """The right of one task to touch a part of a target, for the length of a `with` block.
-
-    When the target is released meanwhile, the block is cancelled, and the cancellation comes out
-    as RequestError `target_unknown`.
-    """
-
-    __slots__ = ("_cancelling", "_revoked", "_target", "_task", "_view")
-
-    def __init__(self, target: HostTarget, view: memoryview) -> None:
-        self._target = target
-        self._view = view
-        self._task: asyncio.Task[object] | None = None
-        self._cancelling = 0
-        self._revoked = False
-
-    def __enter__(self) -> memoryview:
-        self._task = asyncio.current_task()
-        assert self._task is not None
-        self._cancelling = self._task.cancelling()
-        self._target.leases.add(self)
-        return self._view
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._task is not None
-        if error is not None:
-            _forget_locals(error)
-        self._view.release()
-        self._target.leases.discard(self)
-        self._target.leases_changed()
-        if not self._revoked:
-            return
-        # As asyncio.timeout does: take our cancellation back, unless there is another one.
-        ours_alone = self._task.uncancel() <= self._cancelling
-        if ours_alone and isinstance(error, asyncio.CancelledError):
-            raise target_unknown("the target was released while it was read into") from error
-
-    def revoke(self) -> None:
-        assert self._task is not None
-        self._revoked = True
-        self._task.cancel()
 
 
 class HostTarget:
@@ -114,9 +69,7 @@ class HostTarget:
         self._gauge = metrics.target_bytes.labels(self.kind)
         self._refused = metrics.targets_refused
         self._charged = 0
-        self._released = False
-        self._quiet: asyncio.Future[None] | None = None
-        self.leases: set[Lease] = set()
+        self._leases = Leases()
 
     @property
     def size_bytes(self) -> int:
@@ -136,26 +89,15 @@ class HostTarget:
         self._gauge.inc(self._charged)
         return self
 
-    def lease(self, offset: int, length: int) -> Lease:
-        if self._released:
-            raise target_unknown("the target was released")
-        return Lease(self, self._memory.view(offset, length))
-
-    def leases_changed(self) -> None:
-        if not self.leases and self._quiet is not None and not self._quiet.done():
-            self._quiet.set_result(None)
+    def lease(self, offset: int, length: int) -> Lease[memoryview]:
+        self._leases.check()
+        return Lease(self._leases, self._memory.view(offset, length))
 
     async def release(self) -> None:
-        if self._released:
-            return
-        self._released = True
         task = asyncio.current_task()
         cancelling = 0 if task is None else task.cancelling()
-        if self.leases:
-            self._quiet = asyncio.get_running_loop().create_future()
-            for lease in tuple(self.leases):
-                lease.revoke()
-            await settled(self._quiet)
+        if not await self._leases.end():
+            return
         try:
             await self._run(self._memory.close)
         finally:
@@ -174,6 +116,9 @@ class HostTarget:
             await self._threads.run(call)
 
 
+_Opener = Callable[[RegisterTarget, ReceivedDescriptor, Deadline], Awaitable[Landing]]
+
+
 class TargetRegistry:
     """The registered targets of one cache, by id and by the connection that holds them."""
 
@@ -184,13 +129,17 @@ class TargetRegistry:
         *,
         per_holder_max: int,
         targets_max: int,
+        gpus: GpuNode | None = None,
     ) -> None:
+        """`gpus`: None refuses targets of kind `gpu` as a node without one does."""
         self._threads = threads
         self._metrics = metrics
         self._per_holder_max = per_holder_max
         self._targets_max = targets_max
-        self._openers: Mapping[str, Callable[[ReceivedDescriptor], Awaitable[Landing]]] = {
+        self._gpus = gpus
+        self._openers: Mapping[str, _Opener] = {
             HostTarget.kind: self._open_host,
+            GpuMemory.kind: self._open_gpu,
         }
         self._entries: dict[str, _Entry] = {}
         self._held: defaultdict[Hashable, set[str]] = defaultdict(set)
@@ -199,15 +148,20 @@ class TargetRegistry:
         return len(self._entries)
 
     async def register(
-        self, kind: str, descriptor: ReceivedDescriptor, holder: Hashable, peer: PeerCredentials
+        self,
+        wanted: RegisterTarget,
+        descriptor: ReceivedDescriptor,
+        holder: Hashable,
+        peer: PeerCredentials,
+        deadline: Deadline,
     ) -> tuple[str, Landing]:
         """Opens a target that lives until `release`, or until `release_all` of its holder."""
         try:
-            self._check_room(kind, holder)
+            self._check_room(wanted.kind, holder)
         except RacerError as error:
             self._metrics.targets_refused.labels(error.code).inc()
             raise
-        target = await self._openers[kind](descriptor)
+        target = await self._openers[wanted.kind](wanted, descriptor, deadline)
         target_id = secrets.token_hex(16)
         self._entries[target_id] = _Entry(target, holder, peer.uid)
         self._held[holder].add(target_id)
@@ -218,11 +172,18 @@ class TargetRegistry:
         """A target of `length` bytes at `offset` that nobody else can name; not opened yet."""
         return HostTarget(descriptor, self._threads, self._metrics, offset=offset, length=length)
 
-    def find(self, target_id: str, peer: PeerCredentials) -> Landing:
-        """Returns a target of this user. Raises RequestError `target_unknown`."""
+    def find(self, target_id: str, peer: PeerCredentials, *, kind: str | None = None) -> Landing:
+        """Returns a target of this user. Raises RequestError `target_unknown`; where it is of
+        another `kind` than is needed, `target_wrong_kind`."""
         entry = self._entries.get(target_id)
         if entry is None or entry.uid != peer.uid:
             raise target_unknown("there is no such target of this user in this cache")
+        if kind is not None and entry.target.kind != kind:
+            raise RequestError(
+                "target_wrong_kind",
+                f"the target is of kind {entry.target.kind}, this reads into one of kind {kind}",
+                hint=f"use {entry.target.kind}-read for it",
+            )
         return entry.target
 
     async def release(self, target_id: str, peer: PeerCredentials) -> None:
@@ -237,8 +198,16 @@ class TargetRegistry:
             releasing = asyncio.gather(*(target.release() for target in targets))
             await settled(releasing)
 
-    async def _open_host(self, descriptor: ReceivedDescriptor) -> Landing:
+    async def _open_host(
+        self, wanted: RegisterTarget, descriptor: ReceivedDescriptor, deadline: Deadline
+    ) -> Landing:
         return await HostTarget(descriptor, self._threads, self._metrics).open()
+
+    async def _open_gpu(
+        self, wanted: RegisterTarget, descriptor: ReceivedDescriptor, deadline: Deadline
+    ) -> Landing:
+        memory = GpuMemory(self._gpus, wanted.gpu, wanted.size_bytes, self._metrics)
+        return await memory.open(descriptor, deadline)
 
     def _forget(self, target_id: str) -> Landing:
         entry = self._entries.pop(target_id)
@@ -271,27 +240,3 @@ class _Entry:
     target: Landing
     holder: Hashable
     uid: int
-
-
-def target_unknown(message: str) -> RequestError:
-    return RequestError(
-        "target_unknown",
-        message,
-        hint="a target lasts until it is deleted or its connection ends; register it again",
-    )
-
-
-def _forget_locals(error: BaseException) -> None:
-    """Drops the locals of the finished frames that `error` came through: views of a target's
-    memory among them, which would keep it mapped for as long as somebody keeps the error."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        one = pending.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        tracebacks.clear_frames(one.__traceback__)
-        pending += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            pending += one.exceptions

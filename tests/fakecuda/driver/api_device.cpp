@@ -82,6 +82,11 @@ FAKE_API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute,
       {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
       {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
   };
+  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) {
+    const bool exclusive = fake::is_exclusive(device_or_none(device));
+    *value = exclusive ? CU_COMPUTEMODE_EXCLUSIVE_PROCESS : CU_COMPUTEMODE_DEFAULT;
+    return CUDA_SUCCESS;
+  }
   const auto at = values.find(attribute);
   *value = at == values.end() ? 0 : at->second;
   return CUDA_SUCCESS;

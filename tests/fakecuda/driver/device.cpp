@@ -67,6 +67,11 @@ bool is_broken(int physical) {
   return std::count(broken.begin(), broken.end(), physical) > 0;
 }
 
+bool is_exclusive(int physical) {
+  static const std::vector<int>& exclusive = *new auto(numbers(environment("FAKECUDA_EXCLUSIVE")));
+  return std::count(exclusive.begin(), exclusive.end(), physical) > 0;
+}
+
 void fill_uuid(int physical, CUuuid* uuid) {
   memset(uuid->bytes, 0, sizeof uuid->bytes);
   memcpy(uuid->bytes, "stand-in-gpu", 12);

@@ -23,6 +23,7 @@ int visible_count();
 int physical(int ordinal);  // -1 where there is no such device
 int ordinal(int physical);  // -1 where this process does not see it
 bool is_broken(int physical);
+bool is_exclusive(int physical);  // FAKECUDA_EXCLUSIVE: compute mode Exclusive_Process
 void fill_uuid(int physical, CUuuid* uuid);
 
 CUcontext primary_context(int physical);

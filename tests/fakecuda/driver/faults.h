@@ -7,7 +7,8 @@
 //   FAKECUDA_HOLD=path               a kernel waits while the file exists; `path`.reached is made
 //                                    when one begins to wait
 //   FAKECUDA_LOG=path                one line per call: "pid name device"; device is - without context
-//   FAKECUDA_DEVICES=n  CUDA_VISIBLE_DEVICES=i,j  FAKECUDA_BROKEN=i,j  FAKECUDA_MEM_MB=n   (device.h)
+//   FAKECUDA_DEVICES=n  CUDA_VISIBLE_DEVICES=i,j  FAKECUDA_BROKEN=i,j  FAKECUDA_EXCLUSIVE=i,j  FAKECUDA_MEM_MB=n
+//                                    (device.h)
 //   FAKECUDA_OPEN=1                  device memory is not closed to the host (gate.h)
 #pragma once
 

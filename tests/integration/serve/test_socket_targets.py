@@ -10,12 +10,14 @@ import pytest
 import uvloop
 
 from racerd.errors import RequestError
+from racerd.runtime.deadline import Deadline
 from racerd.runtime.threads import WorkerThreads
 from racerd.serve import targets
 from racerd.serve.descriptors import ReceivedDescriptor
 from racerd.serve.peer import PeerCredentials
 from racerd.serve.targets import TargetRegistry
 from racerd.telemetry import Metrics
+from racerd.wire.messages import RegisterTarget
 from tests.support.memory_reader import MemoryReader
 from tests.support.read_rig import content
 from tests.support.socket_rig import Answer, Memory, RawClient, SocketRig, head
@@ -203,7 +205,9 @@ def test_a_target_belongs_to_a_user() -> None:
         async with WorkerThreads("targets", 1) as threads:
             registry = TargetRegistry(threads, metrics, per_holder_max=4, targets_max=4)
             with Memory(4096) as memory, ReceivedDescriptor(os.dup(memory.fd)) as received:
-                target_id, target = await registry.register("host", received, "holder", mine)
+                target_id, target = await registry.register(
+                    RegisterTarget("host"), received, "holder", mine, Deadline.after(60)
+                )
             assert registry.find(target_id, mine) is target
             with pytest.raises(RequestError, match="no such target"):
                 registry.find(target_id, theirs)
