@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# The other loaders of safetensors, which nothing else here needs.
+LOADERS ?= .venv-loaders
 
-.PHONY: help install dev vllm-env demo test lint format bench torture lock clean
+.PHONY: help install dev vllm-env demo test lint format bench bench-loaders torture lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -15,6 +17,13 @@ $(VENV)/.installed: $(BIN)/python requirements.lock pyproject.toml $(wildcard cl
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		-e . -e ./clients/python/racer -e ./clients/python/racer-vllm
+	touch $@
+
+$(LOADERS)/.installed: tools/bench_loaders/requirements.txt clients/python/racer/pyproject.toml
+	$(PYTHON) -m venv $(LOADERS)
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tools/bench_loaders/requirements.txt
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		-e ./clients/python/racer
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed requirements-dev.lock
@@ -47,6 +56,9 @@ test: lint ## everything that CI runs
 bench: dev ## ratios of this machine, see docs/performance.md
 	$(BIN)/python -m tools.bench
 
+bench-loaders: dev $(LOADERS)/.installed ## racer beside other loaders: docs/loaders.svg and its table
+	$(BIN)/python -m tools.bench_loaders --python $(LOADERS)/bin/python
+
 torture: dev ## the long campaigns of docs/reliability.md: kill -9, failing disks
 	$(BIN)/python -m tools.torture kills --kills 200
 	$(BIN)/python -m tools.torture faults
@@ -58,4 +70,4 @@ lock: dev ## resolve requirements*.lock anew
 		--allow-unsafe --extra dev --extra gpu --extra servers --output-file requirements-dev.lock pyproject.toml requirements-build.in
 
 clean: ## remove what was built
-	rm -rf $(VENV) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOADERS) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
