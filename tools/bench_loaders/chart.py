@@ -75,7 +75,7 @@ def svg(results: Results) -> str:
         _text(
             _MARGIN,
             height - 14,
-            f"{results.machine} · {results.date} · medians; the lines span the middle half of the runs",
+            f"{results.machine} · {results.date} · medians; lines span the middle half of runs",
             "faint note",
         ),
         "</svg>",
