@@ -44,7 +44,12 @@ def _die_with_parent() -> None:
 
 @contextlib.contextmanager
 def server(
-    command: Sequence[str], log: Path, ready: Callable[[], bool], environ: Mapping[str, str] = {}
+    command: Sequence[str],
+    log: Path,
+    ready: Callable[[], bool],
+    environ: Mapping[str, str] = {},
+    *,
+    ready_seconds: float = _READY_SECONDS,
 ) -> Iterator[None]:
     """Runs `command` in a process group of its own until the block ends."""
     with log.open("wb") as output:
@@ -58,7 +63,7 @@ def server(
             preexec_fn=_die_with_parent,
         )
         try:
-            _wait(process, ready, log)
+            _wait(process, ready, log, ready_seconds)
             yield
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -66,8 +71,10 @@ def server(
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
+def _wait(
+    process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path, seconds: float
+) -> None:
+    deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError):
             if ready():

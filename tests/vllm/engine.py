@@ -32,15 +32,19 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Lines(logging.Handler):
-    """Keeps what is logged until it is asked for."""
+class Lines(logging.Filter):
+    """Keeps what is logged until it is asked for, and filters nothing.
+
+    A filter, since vLLM takes other people's handlers away whenever it configures logging.
+    """
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
+        super().__init__()
         self.lines: list[str] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
         self.lines.append(record.getMessage())
+        return True
 
     def take(self) -> list[str]:
         lines, self.lines = self.lines, []
@@ -53,15 +57,28 @@ class Engine:
     def __init__(self) -> None:
         self.llm: Any = None
         self.lines = Lines()
-        for name in ("vllm.racer", "racer"):
-            logging.getLogger(name).addHandler(self.lines)
 
     def start(self) -> dict[str, object]:
         import vllm
+        from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
         from vllm.plugins import load_general_plugins
 
         load_general_plugins()
-        return {"version": vllm.__version__}
+        registered = loaders.get("racer")
+        logging.getLogger("vllm.racer").addFilter(self.lines)
+        return {"version": vllm.__version__, "loader": getattr(registered, "__name__", "none")}
+
+    def register_again(self) -> dict[str, object]:
+        from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
+
+        from racer_vllm.plugin import register
+
+        warnings = Lines()
+        logging.getLogger("vllm.model_executor.model_loader").addFilter(warnings)
+        before = dict(loaders)
+        register()
+        logging.getLogger("vllm.model_executor.model_loader").removeFilter(warnings)
+        return {"same": loaders == before, "log": warnings.take()}
 
     def open(self, model: str, **settings: Any) -> dict[str, object]:
         from vllm import LLM
@@ -106,6 +123,58 @@ class Engine:
 
         return dict(self.llm.apply_model(of_model)[0])
 
+    def load_only(
+        self,
+        model: str,
+        secondary: list[dict[str, Any]] = [],  # noqa: B006 - it is not changed
+        experts: list[int] | None = None,
+        stop_after: int | None = None,
+        extra: dict[str, object] | None = None,
+    ) -> dict[str, object]:
+        """The loader on a model that only takes note of its weights, and raises after some."""
+        from types import SimpleNamespace
+
+        from vllm.config import VllmConfig, set_current_vllm_config
+        from vllm.config.load import LoadConfig
+        from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader
+
+        taken: dict[str, int] = {}
+
+        sources = [DefaultModelLoader.Source(**source) for source in secondary]
+
+        class Model(SimpleNamespace):
+            def load_weights(self, weights: Any) -> None:
+                for name, tensor in weights:
+                    taken[name] = tensor.numel()
+                    if stop_after is not None and len(taken) == stop_after:
+                        raise RuntimeError("the model has had enough")
+
+        config = LoadConfig(load_format="racer", model_loader_extra_config=extra or {})
+        loader: Any = get_model_loader(config)
+        loader._rules._own.local_expert_ids = None if experts is None else set(experts)
+        described = SimpleNamespace(
+            model=model, model_weights="", revision=None, quantization=None, is_moe=False,
+            multimodal_config=None,
+        )  # fmt: skip
+        self.lines.take()
+        with set_current_vllm_config(VllmConfig()):
+            loader.load_weights(Model(secondary_weights=sources), described)
+        return {"taken": taken, "log": self.lines.take()}
+
+    def left(self) -> dict[str, object]:
+        """Threads, sockets and shared memory of the client that are still there."""
+        import threading
+
+        gc.collect()
+        held = [thread.name for thread in threading.enumerate() if thread.name.startswith("racer")]
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{name}")
+            except FileNotFoundError:
+                continue  # The descriptor of this very listing.
+            held += [target] if "memfd:racer" in target else []
+        return {"left": held}
+
     def close(self) -> dict[str, object]:
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
@@ -113,9 +182,7 @@ class Engine:
             self.llm.llm_engine.engine_core.shutdown()
             self.llm = None
         cleanup_dist_env_and_memory()
-        gc.collect()
-        threads = sorted(thread.name for thread in __import__("threading").enumerate())
-        return {"threads": [name for name in threads if name.startswith("racer")]}
+        return self.left()
 
 
 def told(error: BaseException) -> dict[str, str]:

@@ -85,9 +85,7 @@ def _run(command: object, options: argparse.Namespace) -> int:
         status: int = command(options)
         return status
     except RacerError as error:
-        _say(error.message if type(error).__str__ is RacerError.__str__ else str(error))
-        if error.hint and error.hint not in str(error):
-            _say(f"  {error.hint}")
+        _say(str(error))
         return status_of(error)
     except ValueError as error:
         _say(str(error))

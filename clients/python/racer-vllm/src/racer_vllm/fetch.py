@@ -61,7 +61,10 @@ class ForeignFile(RacerError):
 
 @dataclass(frozen=True)
 class Survey:
-    """A model in one version: what is copied, and of which weights the headers are kept."""
+    """A model in one version: what is copied, and of which weights the headers are kept.
+
+    `left_out` are names that would be copied but cannot, each with the reason.
+    """
 
     location: str
     files: tuple[SourceFile, ...]
@@ -79,7 +82,7 @@ class Survey:
 
     @property
     def warnings(self) -> list[str]:
-        found = [f"{name} is left out: it is too large for configuration" for name in self.left_out]
+        found = [f"left out: {text}" for text in self.left_out]
         if not has_tokenizer(file.name for file in self.files):
             found.append("there is no tokenizer with it: give the engine --tokenizer")
         return found
@@ -117,14 +120,12 @@ def survey(source: RacerSource, also: Sequence[str] = ()) -> Survey:
         )
     model = ModelDirectory.open(source, extra_shards="ignore")
     shards = tuple(shard.file for shard in model.shards)
-    for name in sorted(held) + [shard.name for shard in shards]:
-        safe_parts(os.fsencode(name))
-    check_distinct([safe_parts(os.fsencode(name)) for name in held])
+    check_distinct([safe_parts(file.name.encode()) for file in (*files, *shards)])
     return Survey(source.location, tuple(files), shards, tuple(left_out))
 
 
 def _names(source: RacerSource, also: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names to copy, sorted, and those that are too large to be configuration."""
+    """The names to copy, sorted, and what cannot be."""
     folder = RacerUrl.parse(f"{source.location}/")
     names: list[str] = []
     left_out: list[str] = []
@@ -135,16 +136,22 @@ def _names(source: RacerSource, also: Sequence[str]) -> tuple[list[str], list[st
                     f"more than {OBJECTS_MAX:,} objects lie under {source.location}/",
                     hint="give the directory of one model",
                 )
-            name = os.fsdecode(RacerUrl.parse(entry.url).key[len(folder.key) :])
-            if name and not name.endswith("/") and is_copied(name, also):
-                large = entry.size is not None and entry.size > FILE_BYTES_MAX
-                (left_out if large else names).append(name)
+            key = RacerUrl.parse(entry.url).key[len(folder.key) :]
+            name = key.decode("utf-8", "backslashreplace")
+            if not name or name.endswith("/") or not is_copied(name, also):
+                continue
+            if name.encode() != key:
+                left_out.append(f"{name}, whose name is not UTF-8")
+            elif entry.size is not None and entry.size > FILE_BYTES_MAX:
+                left_out.append(f"{name}, which is too large for configuration")
+            else:
+                names.append(name)
     except NotFound:
         names = []  # Plain web servers cannot list.
     if not names:
         names = [*WELL_KNOWN, *(name for name in also if is_copied(name, also))]
     for name in names:
-        safe_parts(os.fsencode(name))
+        safe_parts(name.encode())
     return sorted(set(names)), sorted(left_out)
 
 
@@ -200,6 +207,7 @@ class _Writer:
         self._done = Written()
 
     def run(self) -> Written:
+        self._clear_up()
         files = self._all(self._survey.files, self._content)
         shards = self._all(self._survey.shards, self._header)
         for name in sorted(self._known.keys() - files.keys() - shards.keys()):
@@ -208,6 +216,12 @@ class _Writer:
         if _stored(self._root, RECORD_NAME) != record:
             self._store(RECORD_NAME, record)
         return self._done
+
+    def _clear_up(self) -> None:
+        """Removes what a writer that was killed left behind: with the lock, nobody writes now."""
+        for name in os.listdir(self._root):
+            if name.startswith(".racer-") and name.endswith(".part"):
+                os.unlink(name, dir_fd=self._root)
 
     def _all(
         self, files: Sequence[SourceFile], content: Callable[[SourceFile], bytes]
@@ -257,14 +271,14 @@ class _Writer:
         return header
 
     def _store(self, name: str, data: bytes) -> None:
-        *folders, base = safe_parts(os.fsencode(name))
+        *folders, base = safe_parts(name.encode())
         with opened_folder(self._root, tuple(folders)) as parent:
             with whole_file(parent, base, len(data)) as fd:
                 write_all(fd, memoryview(data), 0)
 
     def _remove(self, name: str) -> None:
         """What the model had in an earlier version, and has no more."""
-        *folders, base = safe_parts(os.fsencode(name))
+        *folders, base = safe_parts(name.encode())
         if _stored(self._root, name) is not None:
             with opened_folder(self._root, tuple(folders)) as parent:
                 os.unlink(base, dir_fd=parent)
@@ -277,7 +291,7 @@ class _Writer:
 
 def _stored(root: int, name: str) -> bytes | None:
     """The content of a file below `root`, None if there is none. Links are not followed."""
-    *folders, base = safe_parts(os.fsencode(name))
+    *folders, base = safe_parts(name.encode())
     with opened_folder(root, tuple(folders)) as parent:
         try:
             fd = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)

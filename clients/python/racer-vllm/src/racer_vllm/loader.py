@@ -120,6 +120,7 @@ class RacerModelLoader(BaseModelLoader):
             # As vLLM does: the index decides, and what it does not name is left out (and logged).
             extra_shards="ignore",
             names=place.names,
+            share=self._options.share,
             socket=self._options.socket,
         )
 

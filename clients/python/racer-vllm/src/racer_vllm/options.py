@@ -24,9 +24,9 @@ _SHARES: Final = ("auto", "off")
 class LoaderOptions:
     """`staging_bytes`, `in_flight`, `share` and `socket` are those of `racer.load`.
 
-    `verify` decides whether parameters that no tensor of the model initialised are an error:
-    True always, False never, None (not given) where vLLM's own loader would check, that is for
-    models that are not quantised.
+    `verify` decides about parameters that no tensor of the model initialised: with True each is an
+    error, with False none is looked for; None (not given) makes errors of those that vLLM's own
+    loader checks, and warnings of the others.
     """
 
     staging_bytes: int = STAGING_BYTES
