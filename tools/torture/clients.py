@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from tools.daemon_process import DaemonProcess
+from tools.torture.hostile import Connection
 from tools.torture.slow_origin import SlowOrigin
 from tools.torture.vitals import Slack, Vitals, settled
 from tools.torture.witness import Witness, Witnessed
@@ -31,9 +32,10 @@ _WARM_UP_CONNECTIONS = 200
 _PARKED_MAX = 40
 _PATIENCE_SECONDS = 60.0
 _ALONE_SECONDS = 5.0
+_FILLERS = 2 * (64 << 20) // _OBJECT_BYTES  # Twice what fits into the daemon's memory.
 _WITNESS_KEYS = [f"/b/fast/{number}" for number in range(4)]
 _DAEMON = (
-    *("--memory=64MiB", "--plaintext=64MiB", "--page-bytes=1MiB", "--frame-bytes=64KiB"),
+    *("--memory=64MiB", "--plaintext=32MiB", "--page-bytes=1MiB", "--frame-bytes=64KiB"),
     *("--scrub-bytes-per-second=0", "--log-level=warning"),
 )
 
@@ -113,15 +115,20 @@ class Campaign:
 
     def _run(self, daemon: DaemonProcess, connections: int, alone_seconds: float) -> None:
         found, path = self.found, daemon.socket("cache")
-        # What is allocated once is there from now on: threads, buffers, the allocator's heaps.
-        self._attack(path, 0, _WARM_UP_CONNECTIONS, parked=0)
+        # What is allocated once is there from now on: a full cache, threads, buffers, heaps.
+        with Connection(path) as client:
+            for number in range(_FILLERS):
+                answer = client.ask(f"POST /v1/prefetch/b/filler/{number}")
+                assert answer.status == 200, answer
+        warm_up = max(_WARM_UP_CONNECTIONS, connections // 5)
+        self._attack(path, 0, warm_up, parked=0)
         found.told.clear()
         with self._witness(path) as witness:
             time.sleep(alone_seconds)
             found.alone = witness.look()
         start = _at_rest(daemon)
         with self._witness(path) as witness:
-            self._attack(path, _WARM_UP_CONNECTIONS, _WARM_UP_CONNECTIONS + connections)
+            self._attack(path, warm_up, warm_up + connections)
             found.beside = witness.look()
         self._judge(found.alone, found.beside)
         end, left = settled(
@@ -173,6 +180,6 @@ def _at_rest(daemon: DaemonProcess) -> Vitals:
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         found = Vitals.of(daemon)
-        if not any(found.samples.values()) or time.monotonic() > until:
+        if not found.busy or time.monotonic() > until:
             return found
         time.sleep(0.2)

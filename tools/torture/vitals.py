@@ -74,6 +74,11 @@ class Vitals:
             },
         )
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way. (Some tasks are there always.)"""
+        return any(value for name, value in self.samples.items() if name != "racer_tasks")
+
     def left_behind(self, start: Vitals, slack: Slack) -> list[str]:
         """What this has more than `start`, but for `slack`."""
         found = [f"{more} more {kind}" for kind, more in _more(self.descriptors, start.descriptors)]
