@@ -88,6 +88,7 @@ class FakeDaemon:
         self.connections = 0
         self.state = "ready"
         self.pins: list[tuple[str | bool, ...]] = []
+        self.gpus: list[str] = []
         self._hooks: list[Hook] = []
         self._lock = threading.Lock()
         self._open: dict[int, socket.socket] = {}
