@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from racerd.errors import (
+    DeviceError,
     IntegrityError,
     RacerError,
     RequestError,
@@ -74,7 +75,10 @@ async def play_on_socket(folder: Path, transcript: Transcript, memory: MemoryRea
     cache, objects = world()
     given = dict(transcript.given)
     limits = {k: v for k, v in given.items() if k == "targets_per_connection_max"}
-    async with SocketRig(folder, memory, cache=cache, **limits) as rig:
+    async with SocketRig(folder, memory, cache=cache, gpus=given.get("gpus", 0), **limits) as rig:
+        if "gpu_error" in given:
+            failure = DeviceError(given["gpu_error"], "it failed", native=1, hint="a hint")
+            rig.node.gpus[0].failures += [failure] * 64
         for entry in objects:
             source = rig.origin if memory is None else memory
             source.put(entry.key, entry.content, etag=entry.etag, bucket=entry.bucket)
@@ -96,7 +100,7 @@ async def play_while_draining(rig: SocketRig, transcript: Transcript) -> None:
         await asyncio.to_thread(Player(client, stack).play, transcript.exchange)
 
 
-@pytest.mark.parametrize("transcript", ALL, ids=names)
+@pytest.mark.parametrize("transcript", [t for t in ALL if "gpus" not in t.given], ids=names)
 def test_the_socket_answers_as_written(tmp_path: Path, transcript: Transcript) -> None:
     """R3, R5, R6, R8: the driver and every operation, over the tests' own reader."""
 
@@ -108,7 +112,7 @@ def test_the_socket_answers_as_written(tmp_path: Path, transcript: Transcript) -
 
 @pytest.mark.parametrize("transcript", [t for t in ALL if "error" not in t.given], ids=names)
 def test_the_real_reader_answers_as_written(tmp_path: Path, transcript: Transcript) -> None:
-    """R1, R3: the same over the real read path."""
+    """R1, R2, R3: the same over the real read path; GPUs are stood for by the host."""
     uvloop.run(play_on_socket(tmp_path, transcript, None))
 
 

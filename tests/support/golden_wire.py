@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from tests.support.gpu_rig import GpuMemory
 from tests.support.socket_rig import SEALS, Answer, Memory, RawClient
 
 FOLDER = Path(__file__).parent.parent / "golden" / "wire"
@@ -102,6 +103,10 @@ def descriptor(spec: Mapping[str, Any]) -> Iterator[int]:
         finally:
             os.close(reading)
             os.close(writing)
+        return
+    if "gpu" in spec:
+        with GpuMemory(spec["gpu"], spec["memfd"]) as exported:
+            yield exported.descriptor
         return
     size, without = spec["memfd"], spec.get("without")
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (MFD_HUGETLB if spec.get("hugetlb") else 0)

@@ -1,8 +1,8 @@
 """A node's read layer with real parts: arena, threads, store on a slab file, keyring.
 
 `async with ReadRig(tmp_path) as rig:` gives `rig.reader` on `rig.origin`. Leaving it checks that
-nothing is left: no lease, no charge, no flight, no stray. With `store` the disk is a scripted one,
-with `chance` the threads are stepped ones.
+nothing is left: no lease, no charge, no flight, no stray, no record on loan. With `store` the disk
+is a scripted one, with `chance` the threads are stepped ones.
 """
 
 from __future__ import annotations
@@ -122,6 +122,9 @@ class ReadRig:
         assert len(services.flights) == 0
         assert len(services.strays) == 0
         assert self.origin.running == 0
+        if self.scripted_store is None:
+            for disk in self.store.disks:
+                assert disk._live is None or not any(disk._live.engine.segments.pins)
 
     # --- what tests do ----------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from racerd.crc64 import crc64
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import TAG_BYTES, Seal, SealedPage
+from racerd.store import NotLent
 
 
 class ScriptedStore:
@@ -36,6 +37,13 @@ class ScriptedStore:
 
     def reads_whole(self, page: PageId) -> bool:
         return self.whole_only
+
+    slab_numbers: frozenset[int] = frozenset()
+
+    def lend(self, page: PageId) -> NotLent:
+        if page not in self.pages:
+            return NotLent("absent")
+        return NotLent("v1_record" if self.whole_only else "not_direct")
 
     def read(self, page: PageId, first_frame: int, frames: Sequence[memoryview]) -> Seal | None:
         with self._lock:

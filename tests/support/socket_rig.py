@@ -28,6 +28,7 @@ from racerd.serve.client_socket import ClientSocket
 from racerd.serve.peer import AccessPolicy
 from racerd.serve.reader import Reader
 from racerd.serve.settings import ClientSocketSettings
+from tests.support.host_gpu import HostGpuNode
 from tests.support.memory_reader import MemoryReader
 from tests.support.read_rig import ReadRig
 
@@ -143,14 +144,17 @@ class SocketRig:
         *,
         cache: str = "cache",
         policy: AccessPolicy | None = None,
+        gpus: int = 0,
         **settings: Any,
     ) -> None:
+        """`gpus`: how many `HostGpu`s the node has; only with real read parts."""
         self.settings = ClientSocketSettings(folder / "run", **settings)
         self.policy = policy
         self.reads = ReadRig(folder)
         self.origin = self.reads.origin
         self.metrics = self.reads.metrics
         self._cache = cache
+        self._gpu_count = gpus
         self._memory = memory
         if memory is not None:
             memory.name = cache
@@ -169,10 +173,18 @@ class SocketRig:
             reader = await enter(CacheReader(self._cache, self.origin, reads.services))
         else:
             reader = self._memory
+        if self._gpu_count:
+            self.node = HostGpuNode(self.reads.arena, self.metrics, self._gpu_count)
+            await enter(self.node)
         threads = await enter(WorkerThreads("targets", 1))
         self._stack.callback(self._check_nothing_is_left)
         self.socket = ClientSocket(
-            reader, self.settings, metrics=self.metrics, threads=threads, policy=self.policy
+            reader,
+            self.settings,
+            metrics=self.metrics,
+            threads=threads,
+            policy=self.policy,
+            gpus=self.node if self._gpu_count else None,
         )
         try:
             await enter(self.socket)
@@ -190,8 +202,9 @@ class SocketRig:
     def _check_nothing_is_left(self) -> None:
         assert self.socket.connection_count == 0
         assert self.metric("racer_connections", cache=self._cache) == 0
-        assert self.metric("racer_targets", kind="host") == 0
-        assert self.metric("racer_target_mapped_bytes", kind="host") == 0
+        for kind in ("host", "gpu"):
+            assert self.metric("racer_targets", kind=kind) == 0
+            assert self.metric("racer_target_mapped_bytes", kind=kind) == 0
 
     @property
     def path(self) -> Path:

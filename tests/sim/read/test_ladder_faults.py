@@ -16,6 +16,7 @@ from racerd.ids import PageId
 from tests.support.read_rig import FRAME, PAGE, ReadRig, content, small_settings
 from tests.support.scripted_origin import unavailable
 from tests.support.scripted_store import ScriptedStore
+from tests.support.v1_pages import seal_as_one_frame
 
 DATA = content(2 * PAGE + 100)
 
@@ -289,34 +290,12 @@ def test_a_page_of_one_frame_is_read_whole(tmp_path: Path, span: tuple[int, int]
     """R20: what a disk keeps in format v1 has one tag for the page: no part of it is read alone."""
 
     async def body(rig: ReadRig, store: ScriptedStore) -> None:
-        _seal_as_one_frame(rig, store)
-        store.whole_only = True
+        seal_as_one_frame(rig, store, page(rig), DATA[:PAGE])
         got, rungs = await rig.read(rig.version(), *span)
         assert got == DATA[slice(*span)] and rungs == {"disk": span[1] - span[0]}
         assert store.reads == {(0, 0, 16): 1}
 
     run(tmp_path, body)
-
-
-def _seal_as_one_frame(rig: ReadRig, store: ScriptedStore) -> None:
-    from racerd.crc64 import crc64
-    from racerd.crypto.sealing import PageSealer
-    from racerd.pages import Seal
-    from racerd.units import KIB
-    from tests.support.read_rig import GEOMETRY
-
-    one = type(GEOMETRY)(64 * KIB, 64 * KIB)
-    frame = memoryview(bytearray(PAGE + 16))
-    sealer = PageSealer(page(rig), PAGE, one, rig.keyring.active)
-    sealer.seal_frames(0, memoryview(DATA)[:PAGE], [frame])
-    seal = sealer.finish()
-    frames = [bytearray(frame[at : at + FRAME]) + bytes(16) for at in range(0, PAGE, FRAME)]
-    store.pages[page(rig)] = (
-        Seal(seal.epoch, seal.salt, PAGE, seal.tags, seal.crcs, seal.plain_crc),
-        frames,
-    )
-    store.crc_per_frame = False
-    assert crc64(frame[:PAGE]) == seal.crcs[0]
 
 
 def test_no_view_of_a_destination_is_left(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from racerd.wire.messages import (
     Explain,
     GetInfo,
     GetObject,
+    GpuRead,
     HostRead,
     ListBuckets,
     ListObjects,
@@ -28,6 +29,8 @@ from racerd.wire.messages import (
 from racerd.wire.ranges import ByteRange
 
 K = ObjectId("c", "b", b"k")
+GPU = "GPU-7374616e-642d-696e-2d67-70750000000a"
+ON_GPU = {"racer_target_kind": "gpu", "racer_gpu": GPU, "racer_target_bytes": "7"}
 TARGET = "0123456789abcdef" * 2
 
 
@@ -52,7 +55,12 @@ def test_every_operation() -> None:
         "b", b"", b"/", None, 10_000
     )
     assert parse("POST /v1/targets") == RegisterTarget("host")
-    assert parse("POST /v1/targets", racer_target_kind="gpu") == RegisterTarget("gpu")
+    assert parse("POST /v1/targets", **ON_GPU) == RegisterTarget("gpu", GPU, 7)
+    shouted = {**ON_GPU, "racer_gpu": GPU.upper()}
+    assert parse("POST /v1/targets", **shouted) == RegisterTarget("gpu", GPU, 7)
+    assert parse("POST /v1/gpu-read/b/k", racer_target=TARGET, racer_target_offset="9") == GpuRead(
+        K, None, None, TARGET, 9
+    )
     assert parse(f"DELETE /v1/targets/{TARGET}") == ReleaseTarget(TARGET)
     assert parse("POST /v1/prefetch/b/k") == Prefetch(K, None, None)
     assert parse("POST /v1/evict/b/k") == Evict("b", b"k", prefix=False)
@@ -112,6 +120,16 @@ def test_odd_keys_survive() -> None:
         ("POST /v1/host-read/b/k", {"racer_target_offset": "-1"}),
         ("POST /v1/host-read/b/k", {"racer_target_offset": "1e3"}),
         ("POST /v1/host-read/b/k", {"racer_target_offset": ""}),
+        ("POST /v1/gpu-read/b/k", {}),
+        ("POST /v1/gpu-read/b/k", {"racer_target": "x"}),
+        ("POST /v1/gpu-read/b/k", {"racer_target": TARGET, "racer_target_offset": "-1"}),
+        ("POST /v1/targets", {"racer_target_kind": "gpu"}),
+        ("POST /v1/targets", {"racer_target_kind": "gpu", "racer_gpu": GPU}),
+        ("POST /v1/targets", {**ON_GPU, "racer_target_bytes": "0"}),
+        ("POST /v1/targets", {**ON_GPU, "racer_target_bytes": "2MiB"}),
+        ("POST /v1/targets", {**ON_GPU, "racer_gpu": GPU[4:]}),
+        ("POST /v1/targets", {**ON_GPU, "racer_gpu": GPU + "0"}),
+        ("POST /v1/targets", {**ON_GPU, "racer_gpu": "0"}),
         ("POST /v1/evict/b/", {}),
         ("POST /v1/evict/b/k?prefix=yes", {}),
         ("POST /v1/evict/b/k?prefx=true", {}),
