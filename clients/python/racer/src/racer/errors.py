@@ -238,6 +238,7 @@ _KINDS: dict[str, type[RacerError]] = {
     "target_unknown": TargetRefused,
     "target_misaligned": TargetRefused,
     "target_not_gpu_memory": TargetRefused,
+    "target_wrong_gpu": TargetRefused,
     "target_wrong_kind": TargetRefused,
     "targets_too_many": Overloaded,
     "gpu_unknown": GpuUnavailable,
