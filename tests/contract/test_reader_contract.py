@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +17,9 @@ from racerd.ids import ObjectId, ObjectVersion
 from racerd.read.reader import RequestContext, Resolution
 from racerd.runtime.deadline import Deadline
 from racerd.serve.reader import Reader
+from racerd.units import MIB
 from tests.support.memory_reader import MemoryReader
-from tests.support.read_rig import ReadRig, content
+from tests.support.read_rig import ReadRig, content, small_settings
 from tests.support.scripted_origin import ScriptedOrigin
 
 World = tuple[Reader, MemoryReader | ScriptedOrigin]
@@ -34,7 +37,8 @@ async def memory_world(folder: Path) -> AsyncIterator[World]:
 
 @asynccontextmanager
 async def real_world(folder: Path) -> AsyncIterator[World]:
-    async with ReadRig(folder) as rig:
+    settings = small_settings(share_bytes=64 * MIB)
+    async with ReadRig(folder, settings=settings) as rig:
         yield rig.reader, rig.origin
 
 
@@ -333,5 +337,27 @@ def test_a_cancelled_read_touches_nothing_more(run: Callable[[Body], None]) -> N
         origin.release()
         assert (await read(reader, version, 0, SIZE))[0] == DATA
         assert buffer == b"\xbb" * SIZE
+
+    run(body)
+
+
+def test_shared_memory_holds_the_byte_that_was_asked_for(run) -> None:
+    """It is cut on a grid, ends with the object, and nobody can write to it."""
+
+    async def body(reader: Reader, origin: object) -> None:
+        version = await current(reader)
+        grid = reader.share_chunk_bytes
+        assert grid % reader.geometry.page_bytes == 0
+        for at in (0, SIZE - 1):
+            piece = await reader.share(version, at, context())
+            assert piece.start == at - at % grid
+            assert piece.stop == min(piece.start + grid, SIZE)
+            assert piece.report.bytes == piece.stop - piece.start
+            assert (
+                os.pread(piece.descriptor, SIZE, 0)[: piece.stop - piece.start]
+                == (DATA[piece.start : piece.stop])
+            )
+            assert fcntl.fcntl(piece.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
+            os.close(piece.descriptor)
 
     run(body)

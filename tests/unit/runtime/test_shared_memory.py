@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import subprocess
@@ -45,7 +46,7 @@ def test_nobody_can_write_to_it_any_more() -> None:
     memory = sealed(b"x" * 100)
     reader = memory.reader()
     assert fcntl.fcntl(reader, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-    with pytest.raises(OSError, match="denied|permitted"):
+    with pytest.raises(OSError, match=r"denied|permitted"):
         mmap.mmap(reader, 100)
     again = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_CLOEXEC)
     for attack in (
@@ -55,7 +56,7 @@ def test_nobody_can_write_to_it_any_more() -> None:
         lambda: mmap.mmap(again, 100),
         lambda: fcntl.fcntl(again, fcntl.F_ADD_SEALS, 0x0010),
     ):
-        with pytest.raises(OSError, match="denied|permitted"):
+        with pytest.raises(OSError, match=r"denied|permitted"):
             attack()
     assert contents(reader, 100) == b"x" * 100
     os.close(again)
@@ -140,7 +141,7 @@ def test_memory_is_out_of_core_dumps_while_it_is_written() -> None:
     entries = Path("/proc/self/smaps").read_text().split("VmFlags:")
     flags = [
         after.splitlines()[0]
-        for before, after in zip(entries, entries[1:], strict=False)
+        for before, after in itertools.pairwise(entries)
         if "racerd-share" in before
     ]
     assert flags and all("dd" in line.split() for line in flags)

@@ -52,6 +52,7 @@ class Reply:
     cut: int | None = None
     close: bool = False
     to_head: bool = False
+    descriptors: list[int] = field(default_factory=list)  # Sent with the first byte, and closed.
 
     def encode(self) -> bytes:
         if self.raw is not None:
@@ -219,6 +220,11 @@ class FakeDaemon:
                 os.close(descriptor)
         reply.to_head = seen.method == "HEAD"
         data = reply.encode()
+        if reply.descriptors:
+            sent = socket.send_fds(sock, [data], reply.descriptors)
+            for descriptor in reply.descriptors:
+                os.close(descriptor)
+            data = data[sent:]
         if reply.cut is not None:
             sock.sendall(data[: reply.cut])
             return False
@@ -282,6 +288,8 @@ class FakeDaemon:
             return self._host_read(seen, etag, data, start, stop)
         if operation == "gpu-read":
             return self._gpu_read(seen, etag, data, start, stop)
+        if operation == "share":
+            return _share(etag, data)
         if operation == "prefetch":
             return _json(pages=1, bytes=stop - start, rungs={"origin": stop - start})
         if operation == "explain":
@@ -429,6 +437,17 @@ def _refusal(fd: int) -> Reply | None:
     if status.st_blocks * 512 < status.st_size:
         return error(422, "target_sparse")
     return None
+
+
+def _share(etag: str, data: bytes) -> Reply:
+    """All of the object, in memory that nobody can write to any more."""
+    fd = os.memfd_create("fake-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, data)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
+    reply = _json(offset=0, bytes=len(data), size=len(data), rungs={"shared": len(data)})
+    reply.fields["ETag"] = etag
+    reply.descriptors = [fd]
+    return reply
 
 
 def _json(**values: object) -> Reply:

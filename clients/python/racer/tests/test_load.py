@@ -216,7 +216,8 @@ def test_memory_is_bounded_by_staging() -> None:
         taken += 100 * KIB
         ahead = sum(stop - start for _, start, stop in list(source.bulk_reads)) - taken
         assert ahead <= 4 * 64 * KIB
-    assert source.landing_bytes == [64 * KIB] * 4
+    assert set(source.landing_bytes) == {64 * KIB}
+    assert len(source.landing_bytes) <= 4
     assert source.reading_max <= 4
 
 

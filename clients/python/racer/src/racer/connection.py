@@ -185,7 +185,7 @@ class Connection(SocketOwner):
             )
             descriptors += taken(control)
             if flags & socket.MSG_CTRUNC:
-                raise ProtocolError("an answer came with more descriptors than one")
+                raise ProtocolError("an answer came with more than one descriptor")
             return self._exchange.feed(data)
         except OSError as error:
             raise self._broken(error, deadline) from error

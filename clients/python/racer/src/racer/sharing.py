@@ -16,7 +16,6 @@ from racer.errors import ProtocolError
 from racer.shared import SharedChunk
 from racer.urls import RacerUrl
 
-
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
 
 
@@ -49,5 +48,9 @@ def _check_memory(descriptor: int, length: int) -> None:
     written to would change under it: the kernel's word is taken for both, not the daemon's."""
     if os.fstat(descriptor).st_size < length:
         raise ProtocolError(f"less memory is shared than the {length:,} bytes that were promised")
-    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ProtocolError("what came is no memory that can be sealed") from error
+    if seals & _SEALS != _SEALS:
         raise ProtocolError("the shared memory is not sealed against shrinking and writing")

@@ -20,7 +20,7 @@ from racer.loading.pipeline import Pipeline
 from racer.loading.plan import CHUNK_BYTES_MIN, LoadPlan, chunk_grid, plan_load
 from racer.loading.progress import Progress, ProgressCallback, open_progress
 from racer.loading.report import LoadReport
-from racer.loading.sharing import Sharing, ShareMode
+from racer.loading.sharing import ShareMode, Sharing
 from racer.models.directory import ModelDirectory
 from racer.models.names import ExtraShards
 from racer.models.opening import Location, open_source

@@ -1,0 +1,225 @@
+"""Loads that share memory: the same bytes, zero copies, and a way on when memory is refused."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from racer.errors import Corrupt, ShareRefused
+from racer.loading import TensorStream, load
+from racer.loading.sharing import share_of
+from racer.models import SourceFile
+from tests.support.memory_source import MemorySource
+from tests.support.safetensors_bytes import model_file
+
+MIB = 1 << 20
+
+# Large tensors that begin and end within pages and cross pieces, small ones, empty ones.
+LAYOUT: Mapping[str, tuple[str, list[int]]] = {
+    "a": ("U8", [3, MIB + 12_344]),
+    "b": ("F32", [100]),
+    "c": ("F32", [0, 4]),
+    "d": ("F64", [MIB]),
+    "e": ("U8", [2 * MIB + 1]),
+    "f": ("F32", [MIB]),  # Behind a tensor of odd length: askew in the file.
+}
+
+
+def model() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    first, held = model_file(LAYOUT, seed=1)
+    second, more = model_file({f"z{name}": what for name, what in LAYOUT.items()}, seed=2)
+    return {"m-1.safetensors": first, "m-2.safetensors": second}, {**held, **more}
+
+
+def stream_of(source: MemorySource, **options: Any) -> TensorStream:
+    return TensorStream(source, **{"framework": "numpy", "chunk_bytes": MIB, **options})
+
+
+def refusing(code: str, *, first: int = 0, last: int = 1 << 30, seed: int | None = None) -> Any:
+    """Refuses the requests from number `first` to `last`, or some of them by chance."""
+    count = 0
+    chance = random.Random(seed)
+
+    def on_share(file: SourceFile, at: int) -> None:
+        nonlocal count
+        count += 1
+        refused = first < count <= last if seed is None else chance.random() < 0.5
+        if refused:
+            raise ShareRefused("no room", code=code)
+
+    return on_share
+
+
+@pytest.mark.parametrize("share_bytes", [MIB, 4 * MIB])
+@pytest.mark.parametrize("chunk_bytes", [256 << 10, MIB, 8 * MIB])
+def test_the_same_tensors_as_without(share_bytes: int, chunk_bytes: int) -> None:
+    """R35: however chunks and shared pieces cut the files."""
+    files, contents = model()
+    source = MemorySource(files, share_bytes=share_bytes)
+    stream = stream_of(source, chunk_bytes=chunk_bytes)
+    loaded = dict(stream)
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert list(loaded) == sorted(contents)
+    assert source.bulk_reads == []
+    assert source.landing_bytes == []
+    assert stream.report.read_bytes == stream.plan.read_bytes  # type: ignore[union-attr]
+    assert stream.report.rungs == {"shared": stream.report.read_bytes}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pieces_that_are_refused_are_read(seed: int) -> None:
+    """R4: any mixture of shared and own memory, within one tensor too, holds the same bytes."""
+    files, contents = model()
+    source = MemorySource(files, share_bytes=2 * MIB, on_share=refusing("share_full", seed=seed))
+    stream = stream_of(source, in_flight=1 + seed % 4)
+    assert {name: array.tobytes() for name, array in stream} == contents
+    assert set(stream.report.rungs) == {"shared", "memory"}
+    assert stream.report.read_bytes == stream.plan.read_bytes  # type: ignore[union-attr]
+
+
+def test_a_source_that_shares_nothing_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
+    """R4: one step down, and one line that says why."""
+    files, contents = model()
+    source = MemorySource(files, share_bytes=MIB, on_share=refusing("share_off"))
+    with caplog.at_level(logging.WARNING, "racer.load"):
+        loaded = dict(stream_of(source, in_flight=1))
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert source.shared == []
+    assert len(caplog.records) == 1
+    assert "share_off" in caplog.text or "no room" in caplog.text
+
+
+def test_no_room_is_said_once_and_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    files, contents = model()
+    source = MemorySource(files, share_bytes=MIB, on_share=refusing("share_full", last=3))
+    with caplog.at_level(logging.WARNING, "racer.load"):
+        loaded = dict(stream_of(source))
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert len(caplog.records) == 1
+    assert source.shared, "there was room later"
+
+
+def test_sharing_can_be_turned_off() -> None:
+    files, contents = model()
+    source = MemorySource(files, share_bytes=MIB)
+    loaded = dict(stream_of(source, share="off"))
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert source.shared == []
+    with pytest.raises(ValueError, match="'auto' or 'off'"):
+        load("racer://c/b/m", framework="numpy", share="on")  # type: ignore[arg-type]
+
+
+def test_errors_of_the_daemon_are_not_taken_for_refusals() -> None:
+    def rotten(file: SourceFile, at: int) -> None:
+        raise Corrupt("rotten")
+
+    files, _ = model()
+    source = MemorySource(files, share_bytes=MIB, on_share=rotten)
+    with pytest.raises(Corrupt):
+        list(stream_of(source))
+
+
+def test_large_tensors_are_mapped_and_small_ones_copied() -> None:
+    """Zero-copy where it pays: what is mapped shows in the process's map, and nowhere else."""
+    files, _ = model()
+    stream = stream_of(MemorySource(files, share_bytes=MIB))
+    loaded = dict(stream)
+    assert stream.plan is not None
+    where = {tensor.info.name: tensor.info.start for tensor in stream.plan.tensors}
+    for name, array in loaded.items():
+        straight = where[name] % array.itemsize == 0
+        assert lies_in_shared_memory(array) == (array.nbytes >= MIB and straight), name
+    assert lies_in_shared_memory(loaded["a"])
+
+
+def lies_in_shared_memory(array: np.ndarray) -> bool:
+    if not array.nbytes:
+        return False
+    address = array.ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, _, rest = line.partition(" ")
+        start, stop = (int(bound, 16) for bound in bounds.split("-"))
+        if start <= address < stop:
+            return "memfd:share" in rest
+    raise AssertionError("an array outside of the process's memory")
+
+
+def test_tensors_are_written_to_like_any_others() -> None:
+    """A read-only mapping would end the process here."""
+    files, contents = model()
+    loaded = dict(stream_of(MemorySource(files, share_bytes=MIB)))
+    loaded["a"][0] = 0
+    loaded["e"] += 1
+    assert not loaded["a"][0].any()
+    assert loaded["a"][1:].tobytes() == contents["a"][MIB + 12_344 :]
+
+
+def test_tensors_may_be_kept_after_everything_is_closed() -> None:
+    """R35, L13: their memory is theirs, whatever becomes of the stream and the source."""
+    files, contents = model()
+    stream = stream_of(MemorySource(files, share_bytes=MIB))
+    kept = [array for name, array in stream if name == "a"]
+    stream.close()
+    del stream
+    gc.collect()
+    assert kept[0].tobytes() == contents["a"]
+
+
+def test_dropped_tensors_leave_nothing_mapped() -> None:
+    """R36: the autouse fixture sees mappings and descriptors; here while the stream runs."""
+    files, _ = model()
+    with stream_of(MemorySource(files, share_bytes=MIB), in_flight=1) as stream:
+        for name, _ in stream:
+            if name == "zf":
+                break
+        maps = Path("/proc/self/maps").read_text()
+        assert maps.count("memfd:share") <= 4, "what was dropped before is still mapped"
+
+
+def test_closing_early_ends_everything() -> None:
+    files, _ = model()
+    source = MemorySource(files, share_bytes=MIB)
+    stream = stream_of(source)
+    next(stream)
+    stream.close()
+    assert source.events[-1] == "source closed"
+
+
+def test_a_filter_asks_for_no_piece_that_nobody_wants() -> None:
+    files, contents = model()
+    source = MemorySource(files, share_bytes=MIB)
+    loaded = dict(stream_of(source, filter=lambda name: name == "zd"))
+    assert {name: array.tobytes() for name, array in loaded.items()} == {"zd": contents["zd"]}
+    assert {name for name, _ in source.shared} == {"m-2.safetensors"}
+    assert len(source.shared) <= 10
+
+
+@pytest.mark.parametrize(
+    ("rungs", "wanted", "expected"),
+    [
+        ({"memory": 10}, 10, {"memory": 10}),
+        ({"memory": 10}, 4, {"memory": 4}),
+        ({"memory": 2, "disk": 1}, 2, {"memory": 2, "disk": 0}),
+        ({}, 5, {}),
+    ],
+)
+def test_rungs_of_a_part(rungs: dict[str, int], wanted: int, expected: dict[str, int]) -> None:
+    assert share_of(rungs, wanted) == expected
+
+
+def test_descriptors_are_closed_as_they_are_mapped() -> None:
+    files, _ = model()
+    source = MemorySource(files, share_bytes=256 << 10)
+    before = len(os.listdir("/proc/self/fd"))
+    with stream_of(source, in_flight=1) as stream:
+        loaded = dict(stream)
+        assert len(loaded) == len(LAYOUT) * 2
+        assert len(os.listdir("/proc/self/fd")) <= before + 1

@@ -1,0 +1,109 @@
+"""Address space that is filled piece by piece."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from racer.errors import MemoryUnavailable
+from racer.window import Window, _Ranges
+
+PAGE = 4096
+SIZE = 40 * PAGE + 123
+CONTENT = random.Random(0).randbytes(SIZE)
+
+
+def memory(content: bytes) -> int:
+    fd = os.memfd_create("window", os.MFD_CLOEXEC)
+    os.write(fd, content)
+    os.ftruncate(fd, -(-len(content) // PAGE) * PAGE)
+    return fd
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    start=st.integers(0, SIZE - 1),
+    length=st.integers(1, SIZE),
+    cuts=st.lists(st.integers(1, 40), unique=True, max_size=6),
+    shared=st.lists(st.booleans(), min_size=7, max_size=7),
+)
+def test_any_mixture_of_pieces(
+    start: int, length: int, cuts: list[int], shared: list[bool]
+) -> None:
+    """Pieces that end between pages, shared or private, make up one array."""
+    stop = min(SIZE, start + length)
+    window = Window(start, stop)
+    view = window.view()
+    ends = [*sorted(cut * PAGE for cut in cuts), SIZE]
+    begin = 0
+    for end, is_shared in zip(ends, shared, strict=False):
+        if is_shared:
+            fd = memory(CONTENT[begin:end])
+            window.map_shared(fd, begin, begin, end)
+            os.close(fd)
+        elif max(begin, start) < min(end, stop):
+            low, high = max(begin, start), min(end, stop)
+            window.make_private(low, high)
+            view[low - start : high - start] = CONTENT[low:high]
+        begin = end
+    assert bytes(view) == CONTENT[start:stop]
+
+
+def test_a_view_outlives_its_window_and_nothing_outlives_the_view() -> None:
+    fd = memory(CONTENT)
+    window = Window(0, SIZE)
+    window.map_shared(fd, 0, 0, SIZE)
+    os.close(fd)
+    part = window.view()[100:200]
+    del window
+    gc.collect()
+    assert bytes(part) == CONTENT[100:200]
+    assert "memfd:window" in Path("/proc/self/maps").read_text()
+    del part
+    gc.collect()
+    assert "memfd:window" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_window_without_a_view_gives_its_addresses_back() -> None:
+    fd = memory(CONTENT)
+    window = Window(0, SIZE)
+    window.map_shared(fd, 0, 0, SIZE)
+    os.close(fd)
+    del window
+    assert "memfd:window" not in Path("/proc/self/maps").read_text()
+
+
+def test_writing_is_private() -> None:
+    fd = memory(CONTENT)
+    window = Window(0, SIZE)
+    window.map_shared(fd, 0, 0, SIZE)
+    window.view()[:] = bytes(SIZE)
+    assert os.pread(fd, SIZE, 0) == CONTENT
+    os.close(fd)
+
+
+def test_addresses_agree_with_offsets_to_a_huge_page() -> None:
+    """Else a huge page could not be mapped as one."""
+    huge = 2 << 20
+    window = Window(5 * huge + PAGE, 7 * huge)
+    assert window._address_of(6 * huge) % huge == 0
+
+
+def test_more_than_there_are_addresses() -> None:
+    with pytest.raises(MemoryUnavailable, match="does not map"):
+        Window(0, 1 << 60)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12))
+def test_ranges_say_what_is_new(added: list[tuple[int, int]]) -> None:
+    ranges, seen = _Ranges(), set()
+    for start, length in added:
+        new = {at for begin, end in ranges.add(start, start + length) for at in range(begin, end)}
+        assert new == set(range(start, start + length)) - seen
+        seen |= new
