@@ -1,7 +1,8 @@
-"""The `racerd` command: flags, `check-config`, and the way into the app.
+"""The `racerd` command: flags, `check-config`, `doctor`, and the way into the app.
 
 Layer: above app. Everything is validated before anything starts; all problems are printed at once.
-Exit status: 0 ended as asked, 1 could not serve, 2 settings or usage are wrong.
+Exit status: 0 ended as asked, 1 could not serve (`doctor`: something failed), 2 settings or usage
+are wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from racerd.errors import ConfigError, RacerError
 from racerd.units import format_bytes
 
 _USAGE = 2
-_COMMANDS = ("serve", "check-config")
+_COMMANDS = ("serve", "check-config", "doctor")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,8 +34,8 @@ class _Parser(argparse.ArgumentParser):
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
     """Flags by the name of their setting, as text; nothing is validated yet.
 
-    `command` is `serve` or `check-config`; `problems` tells of arguments that nobody knows. Raises
-    ConfigError for a flag without its value.
+    `command` is `serve`, `check-config` or `doctor`; `problems` tells of arguments that nobody
+    knows. Raises ConfigError for a flag without its value.
     """
     parser = _Parser(
         prog="racerd",
@@ -45,10 +46,12 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument(
         "command",
         nargs="?",
-        metavar="check-config",
+        metavar="check-config|doctor",
         default="serve",
-        help="check-config prints the settings that hold, and where each came from",
+        help="check-config prints the settings that hold, and where each came from; doctor examines"
+        " this node and says what to do",
     )
+    parser.add_argument("--json", action="store_true", help="doctor prints JSON")
     parser.add_argument("--version", action="version", version=f"racerd {__version__}")
     parser.add_argument("--config", metavar="FILE", help="settings in TOML")
     parser.add_argument(
@@ -64,6 +67,8 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
     problems = [unknown(text, text.partition("=")[0], known) for text in strange]
     if flags.command not in _COMMANDS:
         problems.append(unknown(flags.command, flags.command, _COMMANDS))
+    if flags.json and flags.command != "doctor":
+        problems.append("--json: only `racerd doctor` prints JSON")
     return {**vars(flags), "problems": problems}
 
 
@@ -103,6 +108,16 @@ def _options(cache: CacheSettings) -> dict[str, Any]:
     }
 
 
+def _doctor(loaded: Loaded, *, as_json: bool) -> int:
+    from racerd.doctor import report
+    from racerd.doctor.examine import examine
+    from racerd.doctor.finding import exit_status
+
+    findings = examine(loaded.settings)
+    print(report.as_json(findings) if as_json else report.as_text(findings))
+    return exit_status(findings)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     try:
@@ -111,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags["command"] == "check-config":
             print(describe(loaded))
             return 0
+        if flags["command"] == "doctor":
+            return _doctor(loaded, as_json=flags["json"])
         for text in loaded.warnings:
             print(f"racerd: warning: {text}", file=sys.stderr)
         # Importing the app costs more than reading settings: not before they are known to be good.
