@@ -435,6 +435,37 @@ def test_cufile_that_refuses_is_said_once_and_the_host_path_serves(
         assert len(said) == 1, daemon.log
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environ", "rung"),
+    [
+        ((), {}, "disk"),
+        ((), {"CUFILE_ALLOW_COMPAT_MODE": "false"}, "disk"),
+        ((), {"CUFILE_ALLOW_COMPAT_MODE": "true"}, "cufile"),
+        (("--cufile-allow-compat-mode=false",), {"CUFILE_ALLOW_COMPAT_MODE": "true"}, "disk"),
+    ],
+)
+def test_compatibility_mode_is_off_unless_it_is_asked_for(
+    standin: StandIn, tmp_path: Path, url: str, slab_folder: Path, arguments: tuple[str, ...],
+    environ: dict[str, str], rung: str,
+) -> None:  # fmt: skip
+    """R11: without GPUDirect the daemon's own host path reads, unless CUFILE_ALLOW_COMPAT_MODE is
+    true."""
+    slow = {"FAKECUFILE_NO_GPUDIRECT": "1", **environ}
+    with gpu_daemon(
+        standin, tmp_path, url, *arguments, slab=slab_folder / "slab", **slow
+    ) as daemon:
+        with racer.Client(socket=daemon.socket("local")) as host:
+            assert host.read(f"racer://local/{OBJECT}") == DATA
+        eventually(lambda: daemon.metric("racer_store_pages") >= 5, "kept")
+        daemon.stop()
+        daemon.start()
+        gpu_ready(daemon, cufile="on" if rung == "cufile" else "off")
+        eventually(lambda: daemon.metric("racer_store_pages") >= 5, "recovered")
+        with GpuClient(daemon) as client:
+            assert client.read(OBJECT).json["rungs"] == {rung: SIZE}
+            assert client.memory.bytes(0, SIZE) == DATA
+
+
 # ---- modes ----
 
 

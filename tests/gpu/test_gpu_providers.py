@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,23 @@ except CuFileError as error:
     print(error.meaning.remedy.name, "kvikio" in str(error))
 """
     assert standin.run(code).stdout == "OFF True\n"
+
+
+def test_libraries_are_pinned_and_behind_one_door() -> None:
+    """F87: what these libraries did between versions is kept out: each has an upper bound, nobody
+    but the provider's module knows cuFile, and every call is synchronous on a thread of ours."""
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert len(extras["gpu"]) >= 3
+    assert all(re.fullmatch(r"[\w-]+>=[\d.]+,<\d+", wanted) for wanted in extras["gpu"])
+    users = [
+        path.name
+        for path in (root / "racerd").rglob("*.py")
+        if re.search(r"^ *(import kvikio|from kvikio|from cuda.bindings import .*cufile)",
+                     path.read_text(), re.M)
+    ]  # fmt: skip
+    assert users == ["cufile.py"]
+    source = (root / "racerd" / "gpu" / "worker" / "cufile.py").read_text()
+    assert not re.search(r"_async|batch_io|per_thread", source)

@@ -93,6 +93,33 @@ def test_a_bad_frame_is_named_and_zeroed_and_the_others_are_served() -> None:
     asyncio.run(main())
 
 
+def test_pinned_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L45, F81: ten times what staging holds is read with what the first read allocated, and all
+    of it is given back."""
+    log = tmp_path / "calls"
+    monkeypatch.setenv("FAKECUDA_LOG", str(log))
+
+    async def main() -> list[int]:
+        counts = []
+        async with gpu_rig(settings(staging_bytes=2 * 80 * KIB)) as rig:
+            with GpuMemory() as memory:
+                target = await _import(rig, memory)
+                page = rig.page()
+                for rounds in (1, 20):
+                    reads = [page.read(i % 30 * 64 * KIB) for i in range(rounds)]
+                    assert all_ok(await rig.device.read(target, reads))
+                    names = [name for name, _ in driver_calls(log)]
+                    counts.append(names.count("cuMemHostAlloc") + names.count("cuMemAlloc"))
+                await rig.device.release_target(target)
+        return counts
+
+    first, later = asyncio.run(main())
+    assert first == later
+    names = [name for name, _ in driver_calls(log)]
+    assert names.count("cuMemHostAlloc") == names.count("cuMemFreeHost")
+    assert names.count("cuMemAlloc") == names.count("cuMemFree")
+
+
 def test_more_pages_than_staging_and_lanes_hold() -> None:
     """F81: a staging of two pages serves any number of reads, and nothing waits for ever."""
 

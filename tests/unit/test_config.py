@@ -163,6 +163,23 @@ def test_one_disk_or_cache_twice_is_refused() -> None:
     assert "twice" in problems("--cache=a=file:///x", "--cache=a=file:///y")[0]
 
 
+def test_compatibility_mode_follows_the_variable_of_cufile() -> None:
+    """R11: CUFILE_ALLOW_COMPAT_MODE=true turns it on; a setting of ours is stronger."""
+    assert load().cufile_allow_compat_mode is False
+    for text, expected in (("true", True), ("TRUE", True), ("1", False), ("false", False)):
+        assert load(environ={"CUFILE_ALLOW_COMPAT_MODE": text}).cufile_allow_compat_mode is expected
+    on = {"CUFILE_ALLOW_COMPAT_MODE": "true"}
+    assert load("--cufile-allow-compat-mode=false", environ=on).cufile_allow_compat_mode is False
+
+
+def test_staging_holds_pages() -> None:
+    """R10: a GPU that cannot stage two pages would serve nobody: said before anything starts."""
+    [problem] = problems("--gpu-staging-bytes=32MiB")
+    assert problem.startswith("gpu_staging_bytes: 32 MiB must hold 2 pages of 16 MiB")
+    assert load("--gpu-staging-bytes=33MiB").gpu_staging_bytes == 33 << 20
+    assert load("--gpu-staging-bytes=1MiB", "--gpu=off").gpu == "off"
+
+
 @pytest.mark.parametrize(("text", "gpu"), [("true", "on"), ("false", "off"), ("auto", "auto")])
 def test_the_gpu_variable_of_deployments(text: str, gpu: str) -> None:
     """R17: RACER_ENABLE_GPU=auto|true|false."""

@@ -5,6 +5,7 @@
 //   FAKECUDA_FAIL=cuFileRead:5:2             a read fails with errno 5, or with a code above 5000
 //   FAKECUFILE_SHORT=bytes                   every read stops after that many bytes
 //   FAKECUFILE_HANG=path                     cuFileDriverOpen does not return while the file exists
+//   FAKECUFILE_NO_GPUDIRECT=1                a machine where only compatibility mode can read
 // As the real one it refuses a descriptor that was opened with O_NOFOLLOW (5019).
 #include <cuda.h>
 #include <cufile.h>
@@ -28,6 +29,7 @@ struct File {
 };
 
 std::atomic<int> opened{0};
+std::atomic<bool> compat_mode{true};  // As the real one's default.
 
 CUfileError_t status(int code) { return {static_cast<CUfileOpError>(code), CUDA_SUCCESS}; }
 
@@ -43,6 +45,8 @@ FAKE_API CUfileError_t cuFileDriverOpen() {
   if (int code = fake::enter("cuFileDriverOpen")) return status(code);
   const std::string hang = fake::environment("FAKECUFILE_HANG");
   while (!hang.empty() && access(hang.c_str(), F_OK) == 0) usleep(1000);
+  if (!fake::environment("FAKECUFILE_NO_GPUDIRECT").empty() && !compat_mode)
+    return status(CU_FILE_DRIVER_NOT_INITIALIZED);
   opened++;
   return status(CU_FILE_SUCCESS);
 }
@@ -60,8 +64,10 @@ FAKE_API CUfileError_t cuFileGetVersion(int* version) {
   return status(CU_FILE_SUCCESS);
 }
 
-FAKE_API CUfileError_t cuFileSetParameterBool(CUFileBoolConfigParameter_t, bool) {
-  return status(fake::enter("cuFileSetParameterBool"));
+FAKE_API CUfileError_t cuFileSetParameterBool(CUFileBoolConfigParameter_t which, bool value) {
+  if (int code = fake::enter("cuFileSetParameterBool")) return status(code);
+  if (which == CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE) compat_mode = value;
+  return status(CU_FILE_SUCCESS);
 }
 
 FAKE_API CUfileError_t cuFileHandleRegister(CUfileHandle_t* handle, CUfileDescr_t* description) {
