@@ -48,14 +48,15 @@ def vllm_python() -> Path:
 
 @pytest.fixture(scope="session")
 def packages(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `racer` and `racer-vllm` as plain pip installs them."""
+    """A folder with `racer` and `racer-vllm` as plain pip installs them, which needs no index: they
+    require nothing but each other (R33)."""
     folder = tmp_path_factory.mktemp("packages")
     for name in ("racer", "racer-vllm"):
         source = folder / "source" / name
         ignored = shutil.ignore_patterns("build", "*.egg-info", "tests", "__pycache__")
         shutil.copytree(REPOSITORY / "clients" / "python" / name, source, ignore=ignored)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-               "--no-deps", "--no-build-isolation", "--target", folder / "site",
+               "--no-index", "--no-build-isolation", "--target", folder / "site",
                folder / "source" / "racer", folder / "source" / "racer-vllm"]  # fmt: skip
     subprocess.run(command, check=True)
     return folder / "site"

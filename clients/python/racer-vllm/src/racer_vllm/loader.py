@@ -36,6 +36,7 @@ from racer_vllm.vllm_api import (
     shows_progress,
     vllm_version,
 )
+from racer_vllm.weights import check_versions
 
 Weights = Generator[tuple[str, Any], None, None]
 Wanted = Callable[[str], bool]
@@ -56,7 +57,7 @@ class RacerModelLoader(BaseModelLoader):
         """Checks that the weights are there, whole and of the right version; reads no payload."""
         place = _primary_place(model_config)
         with _told(place), self._stream(place, lambda name: True) as stream:
-            _check_versions(stream, place)
+            check_versions(stream, place)
 
     def load_weights(self, model: Model, model_config: ModelConfig) -> None:
         """Loads all weights into `model`, also into one that has some."""
@@ -107,7 +108,7 @@ class RacerModelLoader(BaseModelLoader):
         for part in places:
             with _told(part), self._stream(part, wanted) as stream:
                 reports.append(stream.report)
-                _check_versions(stream, part)
+                check_versions(stream, part)
                 yield from stream
 
     def _stream(self, place: ModelPlace, wanted: Wanted) -> racer.TensorStream:
@@ -131,21 +132,6 @@ def _primary_place(model_config: ModelConfig) -> ModelPlace:
 
 def _renamer(prefix: str) -> Callable[[tuple[str, Any]], tuple[str, Any]]:
     return lambda weight: (prefix + weight[0], weight[1])
-
-
-def _check_versions(stream: racer.TensorStream, place: ModelPlace) -> None:
-    """Raises VersionChanged where the weights are not those that the directory was made for."""
-    assert stream.model is not None
-    if not place.versions:
-        return
-    for shard in stream.model.shards:
-        expected = place.versions.get(shard.file.name)
-        if expected != shard.file.version:
-            raise racer.VersionChanged(
-                f"{shard.file.url} is version {shard.file.version}, and the model directory was"
-                f" prepared for {'version ' + expected if expected else 'other files'}",
-                hint="run racer-vllm-fetch again, so that configuration and weights go together",
-            )
 
 
 @contextmanager
