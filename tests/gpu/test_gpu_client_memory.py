@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,94 +14,22 @@ from clients.python.racer.tests.fake_daemon import HANG_UP, FakeDaemon, Seen, er
 from clients.python.racer.tests.patterns import MIB, pattern
 from racer.cuda.device import plain_uuid
 from racer.gpu.staging import STAGING_PART_BYTES, STAGING_SLOTS
-from tests.support.gpu_rig import driver_calls, gpu_uuid
+from tests.support.gpu_client import Children, assert_paired, digest
+from tests.support.gpu_daemon import gpu_name
+from tests.support.gpu_rig import driver_calls
 from tests.support.standin import StandIn
-
-
-def spelled(index: int) -> str:
-    """The UUID of the stand-in's GPU as NVIDIA's tools print it."""
-    digits = gpu_uuid(index)
-    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    return "GPU-" + "-".join(parts)
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-@dataclass
-class Told:
-    """What a child said."""
-
-    result: Any
-    error: dict[str, Any]
-    left: dict[str, int]
-    said: list[str]
-
-
-class Children:
-    """Runs scenarios of `gpu_client_child` on the stand-in, against the scripted daemon."""
-
-    def __init__(self, standin: StandIn, daemon: FakeDaemon, folder: Path) -> None:
-        self._standin = standin
-        self._daemon = daemon
-        self.log = folder / "calls"
-
-    def run(self, scenario: str, *, seconds: float = 60, **arguments: Any) -> Told:
-        return self.on(scenario, {}, seconds=seconds, **arguments)
-
-    def on(
-        self, scenario: str, driver: dict[str, str], *, seconds: float = 60, **arguments: Any
-    ) -> Told:
-        """With what the stand-in is asked for in `driver`: see faults.h."""
-        self.log.unlink(missing_ok=True)
-        environment = self._standin.environment(
-            RACER_RUN_DIR=str(self._daemon.run_dir), FAKECUDA_LOG=str(self.log), **driver
-        )
-        environment.pop("RACER_SOCKET", None)
-        command = [sys.executable, "-m", "tests.support.gpu_client_child", scenario]
-        done = subprocess.run(
-            [*command, json.dumps(arguments)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        return Told(told.get("result"), told.get("error", {}), told["left"], told["said"])
-
-    def calls(self) -> Counter[str]:
-        return Counter(name for name, _ in driver_calls(self.log))
-
-
-PAIRS = (
-    ("cuMemCreate", "cuMemRelease"),
-    ("cuMemAddressReserve", "cuMemAddressFree"),
-    ("cuMemMap", "cuMemUnmap"),
-    ("cuStreamCreate", "cuStreamDestroy"),
-    ("cuEventCreate", "cuEventDestroy"),
-    ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease"),
-    ("cuCtxPushCurrent", "cuCtxPopCurrent"),
-)
-
-
-def assert_paired(calls: Counter[str]) -> None:
-    for begin, end in PAIRS:
-        assert calls[begin] == calls[end], (begin, calls)
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     with FakeDaemon(tmp_path / "run") as running:
-        running.gpus = [spelled(0), spelled(1)]
+        running.gpus = [gpu_name(0), gpu_name(1)]
         yield running
 
 
 @pytest.fixture
 def children(standin: StandIn, daemon: FakeDaemon, tmp_path: Path) -> Children:
-    return Children(standin, daemon, tmp_path)
+    return Children(standin, daemon.run_dir, tmp_path)
 
 
 # --- reads ----------------------------------------------------------------------------------------
@@ -120,7 +43,7 @@ def test_memory_of_the_client_is_written_by_the_daemon(
     data = pattern(5 * MIB + 17)
     url = daemon.put("llama", "weights", data)
     told = children.run(scenario, url=url, nbytes=6 * MIB)
-    assert told.result == {"counts": [len(data)] * 2, "gpu": spelled(0), "digest": digest(data)}
+    assert told.result == {"counts": [len(data)] * 2, "gpu": gpu_name(0), "digest": digest(data)}
     assert (told.left, told.said) == ({}, [])
     assert daemon.count("POST /v1/targets") == daemon.count("DELETE /v1/targets") == 1
     assert daemon.count("POST /v1/gpu-read") == 2
@@ -128,7 +51,7 @@ def test_memory_of_the_client_is_written_by_the_daemon(
     assert not daemon.targets
     registered = next(seen for seen in daemon.seen if seen.line == "POST /v1/targets")
     assert registered.fields["racer-target-kind"] == "gpu"
-    assert registered.fields["racer-gpu"] == spelled(0)
+    assert registered.fields["racer-gpu"] == gpu_name(0)
     assert_paired(children.calls())
 
 
@@ -211,7 +134,7 @@ def test_consumers_keep_the_memory(daemon: FakeDaemon, children: Children) -> No
 # --- devices --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", [1, "cuda:1", spelled(1), plain_uuid(spelled(1))])
+@pytest.mark.parametrize("device", [1, "cuda:1", gpu_name(1), plain_uuid(gpu_name(1))])
 def test_only_the_gpu_that_is_asked_for_is_touched(
     daemon: FakeDaemon, children: Children, device: object
 ) -> None:
@@ -221,7 +144,7 @@ def test_only_the_gpu_that_is_asked_for_is_touched(
     driver = {"FAKECUDA_DEVICES": "2", "FAKECUDA_BROKEN": "0"}
     told = children.on("direct", driver, url=url, nbytes=MIB, device=device)
     assert told.result["digest"] == digest(data)
-    assert told.result["gpu"] == spelled(1)
+    assert told.result["gpu"] == gpu_name(1)
     assert {where for _, where in driver_calls(children.log)} == {"-", "1"}
 
 
@@ -237,7 +160,7 @@ def test_staging_is_on_the_gpu_of_the_array(daemon: FakeDaemon, children: Childr
         assert told.result["digest"] == digest(data)
         assert {where for _, where in driver_calls(children.log)} == {"-", "1"}
     registered = [seen for seen in daemon.seen if seen.line == "POST /v1/targets"]
-    assert {seen.fields["racer-gpu"] for seen in registered} == {spelled(1)}
+    assert {seen.fields["racer-gpu"] for seen in registered} == {gpu_name(1)}
 
 
 def test_gpus_that_there_are_not(children: Children) -> None:

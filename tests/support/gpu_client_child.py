@@ -143,8 +143,12 @@ def direct(url: str, nbytes: int, device: object = 0, offset: int = 0) -> dict[s
 
 
 @scenario
-def staged(url: str, nbytes: int, interface: str, ordinal: int = 0) -> dict[str, Any]:
+def staged(
+    url: str, nbytes: int, interface: str, ordinal: int = 0, part_bytes: int = 0
+) -> dict[str, Any]:
     """A read into an array that is not exportable, twice."""
+    if part_bytes:
+        staging.STAGING_PART_BYTES = part_bytes
     array = Array(nbytes, interface, ordinal)
     try:
         with racer.Client(timeout=30) as client:
@@ -178,7 +182,11 @@ def direct_async(url: str, nbytes: int, device: object = 0, offset: int = 0) -> 
 
 
 @scenario
-def staged_async(url: str, nbytes: int, interface: str, ordinal: int = 0) -> dict[str, Any]:
+def staged_async(
+    url: str, nbytes: int, interface: str, ordinal: int = 0, part_bytes: int = 0
+) -> dict[str, Any]:
+    if part_bytes:
+        staging.STAGING_PART_BYTES = part_bytes
     array = Array(nbytes, interface, ordinal)
 
     async def main() -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Info(NamedTuple):
     gpu: str
     state: str
     gpus: tuple[str, ...] = ()
+    gpu_why: str | None = None  # Why `gpu` is not "ready".
     share_chunk_bytes: int = 0  # How objects are cut for `share`; 0 where no memory is shared.
 
 
@@ -456,6 +457,7 @@ def read_info(body: bytes) -> Info:
         value.text("gpu"),
         value.text("state"),
         value.texts_of("gpus"),
+        value.text_or_none("gpu_why"),
         value.number_or_none("share_chunk_bytes") or 0,
     )
 

@@ -81,7 +81,7 @@ def why_no_gpu(info: Info, uuid: str) -> GpuUnavailable | None:
     """Why the daemon does not write into the GPU `uuid`, by what it says about itself, or None."""
     if info.gpu == "off":
         return GpuUnavailable(
-            f"racerd {info.version} serves this cache without GPUs",
+            f"racerd serves this cache without GPUs: {info.gpu_why or 'it does not say why'}",
             code="gpu_off",
             hint="see `racerd doctor`, and start it with --gpu=auto",
             retry="never",
