@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # The other loaders of safetensors, which nothing else here needs.
 LOADERS ?= .venv-loaders
 
-.PHONY: help install dev vllm-env demo test lint format bench bench-loaders torture lock clean
+.PHONY: help install dev vllm-env demo test lint format bench bench-gpu bench-loaders torture lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -55,6 +55,9 @@ test: lint ## everything that CI runs
 
 bench: dev ## ratios of this machine, see docs/performance.md
 	$(BIN)/python -m tools.bench
+
+bench-gpu: dev ## the same for this machine's GPU, see docs/gpu.md
+	$(BIN)/python -m tools.bench_gpu
 
 bench-loaders: dev $(LOADERS)/.installed ## racer beside other loaders: docs/loaders.svg and its table
 	$(BIN)/python -m tools.bench_loaders --python $(LOADERS)/bin/python
