@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from racer.cli.exits import FAILED, INTERRUPTED, USAGE, status_of
@@ -79,11 +79,9 @@ def _add_fetch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
 
 
-def _run(command: object, options: argparse.Namespace) -> int:
-    assert callable(command)
+def _run(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     try:
-        status: int = command(options)
-        return status
+        return command(options)
     except RacerError as error:
         _say(str(error))
         return status_of(error)
