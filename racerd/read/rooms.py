@@ -8,6 +8,7 @@ gone every room is unmapped: no plaintext stays behind, and an idle daemon holds
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 from racerd.units import KIB
@@ -42,4 +43,6 @@ class Rooms:
     def _fresh(self) -> mmap.mmap:
         room = mmap.mmap(-1, self._page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         room.madvise(mmap.MADV_DONTDUMP)
+        with contextlib.suppress(OSError):  # A kernel without huge pages.
+            room.madvise(mmap.MADV_HUGEPAGE)
         return room

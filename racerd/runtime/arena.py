@@ -38,7 +38,6 @@ class FrameArena:
         self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
         self.fd = -1
-        self.huge_pages = False
         self._ahead: PopulateAhead | None = None
 
     def __enter__(self) -> FrameArena:
@@ -51,12 +50,15 @@ class FrameArena:
             self._close_descriptor()
             raise
         self._map.madvise(mmap.MADV_DONTDUMP)
-        self.huge_pages = self._ask_for_huge_pages(self._map)
         self._view = memoryview(self._map)
         # Low slots first: memory that was touched once is reused before fresh memory is.
         self._free = list(range(self.slot_count - 1, -1, -1))
         self._ahead = PopulateAhead(
-            self._map, ahead_bytes=_AHEAD_BYTES, first_bytes=_FIRST_BYTES, name="arena"
+            self._map,
+            ahead_bytes=_AHEAD_BYTES,
+            first_bytes=_FIRST_BYTES,
+            name="arena",
+            fd=self.fd,
         ).__enter__()
         return self
 
@@ -75,15 +77,6 @@ class FrameArena:
     def _close_descriptor(self) -> None:
         os.close(self.fd)
         self.fd = -1
-
-    @staticmethod
-    def _ask_for_huge_pages(mapping: mmap.mmap) -> bool:
-        """Returns whether the kernel took the advice; without it the arena is only slower."""
-        try:
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            return False
-        return True
 
     @property
     def free_slots(self) -> int:

@@ -13,6 +13,8 @@ import mmap
 import threading
 from types import TracebackType
 
+from racerd.runtime.huge_pages import HUGE_PAGE_BYTES, back_with_huge_pages
+
 _MADV_POPULATE_WRITE = 23
 _STEP_BYTES = 8 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,14 +44,23 @@ class PopulateAhead:
 
     `first_bytes` are touched in any case, from the beginning: a process that has just started has
     nothing better to do, whereas one that is busy pays for what it touches ahead.
-    A context manager; leaving it waits for the step that runs. Stops for good at the first
-    refusal of the kernel.
+    `fd` is the memfd behind the mapping, whose offsets are the mapping's: it gets huge pages as long
+    as the kernel gives any. A context manager; leaving it waits for the step that runs. Stops for
+    good at the first refusal of the kernel.
     """
 
     def __init__(
-        self, mapping: mmap.mmap, *, ahead_bytes: int, name: str, first_bytes: int = 0
+        self,
+        mapping: mmap.mmap,
+        *,
+        ahead_bytes: int,
+        name: str,
+        first_bytes: int = 0,
+        fd: int | None = None,
     ) -> None:
         self._mapping = mapping
+        self._fd = fd
+        self.huge_bytes = 0  # How much of what was touched is huge pages.
         self._ahead_bytes = ahead_bytes
         self._wanted = min(first_bytes, len(mapping))
         self._changed = threading.Event()
@@ -86,11 +97,21 @@ class PopulateAhead:
             self._changed.clear()
             while done < self._wanted and not self._ended:
                 stop = min(done + _STEP_BYTES, len(self._mapping))
+                self._ask_for_huge_pages(done, stop)
                 if populate(self._mapping, done, stop) != 0:
                     return
                 done = stop
             if self._ended:
                 return
+
+    def _ask_for_huge_pages(self, start: int, stop: int) -> None:
+        """Before the small ones are made. A step that ends elsewhere is the last one."""
+        if self._fd is None or stop % HUGE_PAGE_BYTES:
+            return
+        if back_with_huge_pages(self._fd, start, stop):
+            self.huge_bytes += stop - start
+        else:
+            self._fd = None
 
 
 def keep_freed_memory() -> None:

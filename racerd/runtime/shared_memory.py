@@ -45,7 +45,7 @@ class SharedMemory:
         self._sealed = False
         try:
             os.ftruncate(self._fd, self.allocated_bytes)
-            huge = back_with_huge_pages(self._fd, self.allocated_bytes)
+            huge = back_with_huge_pages(self._fd, 0, self.allocated_bytes)
             self.page_kind = PageKind.HUGE if huge else PageKind.BASE
             # What is not there yet, with an errno (never SIGBUS) where memory is out.
             os.posix_fallocate(self._fd, 0, self.allocated_bytes)

@@ -18,6 +18,7 @@ import os
 from typing import Literal
 
 from racer.errors import Closed, MemoryUnavailable
+from racer.huge_pages import back_with_huge_pages
 
 PageKind = Literal["transparent", "base"]
 
@@ -56,8 +57,8 @@ def _unavailable(size: int, error: OSError) -> MemoryUnavailable:
 class SharedMemory:
     """`size` bytes of sealed shared memory; `fd` is for the daemon, `view` for us.
 
-    `page_kind` says what backs it: `transparent` (huge pages: the kernel has them on for shared
-    memory and was advised) or `base` (4 KiB pages). Reserved huge pages (MFD_HUGETLB) are not used:
+    `page_kind` says what backs it: `transparent` (huge pages, but for a rest of less than 2 MiB) or
+    `base` (4 KiB pages). Reserved huge pages (MFD_HUGETLB) are not used:
     they can be punched out, which no seal prevents, so that a daemon has to refuse them.
     `touched` says that every page was written already, and not only allocated.
     """
@@ -94,7 +95,9 @@ class SharedMemory:
             os.ftruncate(fd, rounded)
             mapping = mmap.mmap(fd, rounded)
             kind: PageKind = "base"
-            if _transparent_huge_pages() and _advise_huge(mapping):
+            if back_with_huge_pages(fd, rounded):
+                kind = "transparent"
+            elif _transparent_huge_pages() and _advise_huge(mapping):
                 # Under `advise` only a fault through an advised mapping gives huge pages;
                 # fallocate knows no mapping and would fill the file with small ones.
                 kind, populate = "transparent", True
