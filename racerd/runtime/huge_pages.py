@@ -2,10 +2,10 @@
 
 Layer: bottom. Shared memory gets 4 KiB pages on most systems (`shmem_enabled` is `never`), and
 nothing that a mapping is advised changes that. MADV_COLLAPSE (Linux 6.1) does: it puts a huge page
-where at least one small page is, at once. That costs a fraction of touching as many small pages; AES-GCM
-runs a quarter faster from and to such memory; and whoever maps it at an aligned address maps 2 MiB
-with each entry, a GiB in well under a millisecond. Where the kernel cannot, nothing is lost but
-speed.
+where at least one small page is, at once. That costs a fraction of touching as many small pages;
+AES-GCM runs a quarter faster from and to such memory; and whoever maps it at an aligned address
+maps 2 MiB with each entry, a GiB in well under a millisecond. Where the kernel cannot, nothing is
+lost but speed.
 """
 
 from __future__ import annotations

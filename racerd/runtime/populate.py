@@ -44,9 +44,9 @@ class PopulateAhead:
 
     `first_bytes` are touched in any case, from the beginning: a process that has just started has
     nothing better to do, whereas one that is busy pays for what it touches ahead.
-    `fd` is the memfd behind the mapping, whose offsets are the mapping's: it gets huge pages as long
-    as the kernel gives any. A context manager; leaving it waits for the step that runs. Stops for
-    good at the first refusal of the kernel.
+    `fd` is the memfd behind the mapping, with the same offsets: it gets huge pages for as long as
+    the kernel gives any. A context manager; leaving it waits for the step that runs. Stops for good
+    at the first refusal of the kernel.
     """
 
     def __init__(
