@@ -6,6 +6,9 @@ per GPU and never in the daemon, so that a fault of the device costs a worker an
     protocol    what daemon and worker say to each other; no CUDA
     link        one worker process and the socket to it; no CUDA
     supervisor  the daemon's side: starts workers, asks them, outlives them; no CUDA
+    node        the GPUs of this node, found at start, looked up by UUID; no CUDA
+    probe       asks a child process which GPUs there are; no CUDA
+    identity    UUIDs as people write them
     worker/     the worker process: the only code that imports cuda.bindings (and `build`, NVRTC)
     keys        key schedules as the kernels want them; no CUDA
     layout      the structures of kernels/layout.h, byte for byte; no CUDA
