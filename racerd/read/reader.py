@@ -282,7 +282,7 @@ class CacheReader:
     async def _bring(self, page: PageId, part: PagePart, context: RequestContext) -> str:
         if self._services.memory.contains(page):
             return "memory"
-        if self._services.store.contains(page):
+        if await self._is_on_disk(page):
             return "disk"
         if not await self._pages.bring(page, context):
             raise ResourceError(
@@ -335,6 +335,24 @@ class CacheReader:
                 dropped.append(page.id)
         return dropped
 
+    async def _is_on_disk(self, page: PageId) -> bool:
+        store = self._services.store
+        if store.unproven(page):
+            await self._confirm([page])
+        return store.contains(page)
+
+    async def _confirm(self, pages: list[PageId]) -> None:
+        """Has the disks look for records that only a checkpoint tells of, for a bounded time."""
+        services = self._services
+
+        def confirm() -> None:
+            for page in pages:
+                services.store.confirm(page)
+
+        job = services.threads.disk.submit(confirm, urgent=True)
+        services.strays.watch(job)  # A disk that hangs must not hold whoever asks.
+        await asyncio.wait([job.future], timeout=services.settings.disk_seconds)
+
     def _evict_stored(self, bucket: str, key: bytes, prefix: bool) -> tuple[int, int]:
         """Runs on a `disk` thread."""
         store = self._services.store
@@ -348,13 +366,18 @@ class CacheReader:
         pages = [
             PageId(version, part.index) for part in plan_pages(version.size, start, stop, geometry)
         ]
-        store = self._services.store
+        store, threads = self._services.store, self._services.threads
+
+        def unproven() -> list[PageId]:
+            return [page for page in pages if store.unproven(page)]
 
         def stored() -> list[tuple[bool, str]]:
             return [(store.contains(page), store.explain(page)) for page in pages]
 
         # Thousands of look-ups would hold the loop too long.
-        on_disk = await self._services.threads.open.run(stored)
+        if doubtful := await threads.open.run(unproven):
+            await self._confirm(doubtful)
+        on_disk = await threads.open.run(stored)
         return [self._explained(page, *found) for page, found in zip(pages, on_disk, strict=True)]
 
     def _explained(self, page: PageId, on_disk: bool, disk_text: str) -> PageExplanation:

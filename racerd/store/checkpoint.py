@@ -23,7 +23,7 @@ from racerd.store.columns import Array
 from racerd.store.device import BlockDevice
 from racerd.store.engine import Engine
 from racerd.store.geometry import BLOCK_BYTES, SlabGeometry
-from racerd.store.index import NO_TOKEN
+from racerd.store.index import NO_TOKEN, UNPROVEN
 from racerd.store.record import FORMAT_V2, SECTOR_BYTES, check_crc, stamp_crc
 from racerd.store.segments import SegmentState
 from racerd.units import round_up
@@ -112,6 +112,7 @@ def compose(frozen: Frozen, sequence: int) -> Checkpoint:
     segments = dict(frozen.segments)
     segments["state"] = np.where(chosen, segments["state"], int(SegmentState.UNKNOWN))
     pages = {name: frozen.pages[name][rows] for name in _PAGE_COLUMNS}
+    pages["flags"] &= ~np.uint8(UNPROVEN)
     versions, pages["version"] = np.unique(pages["version"], return_inverse=True)
     columns = {name: frozen.versions[name][versions] for name in _VERSION_COLUMNS}
     everything = len(versions) == np.count_nonzero(frozen.versions["identity"])

@@ -360,6 +360,42 @@ class Disk:
         with live.lock:
             return live.engine.contains(page)
 
+    def unproven(self, page: PageId) -> bool:
+        """Whether only a checkpoint of before the start says that `page` is here."""
+        live = self._live
+        if live is None:
+            return False
+        with live.lock:
+            return live.engine.unproven(page)
+
+    def confirm(self, page: PageId) -> None:
+        """Looks at the header of `page`'s record if nobody has since the start, and forgets the
+        page if that is not its header (any more). Counts no read."""
+        live = self._live
+        if live is None or not self.watch.readable:
+            return
+        with live.lock:
+            found = live.engine.start_check(page)
+        if found is None:
+            return
+        try:
+            if not found.proven:
+                self._prove(live, found)
+        finally:
+            _end_read(live, found)
+
+    def _prove(self, live: LiveSlab, found: Found) -> None:
+        try:
+            with self.watch.operation():
+                live.io.header(found)
+        except IntegrityError as error:
+            self._lose(live, found, error)
+        except DiskError:
+            self._suspect(live, found)
+        else:
+            with live.lock:
+                live.engine.prove(found)
+
     def reads_whole(self, page: PageId) -> bool:
         live = self._live
         if live is None:
@@ -414,6 +450,9 @@ class Disk:
             self._count_read("io_error")
             self._suspect(live, found)
             return None
+        if not found.proven:
+            with live.lock:
+                live.engine.prove(found)
         self._count_read("hit")
         return seal
 

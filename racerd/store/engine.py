@@ -31,7 +31,7 @@ from racerd.store.columns import NOTHING
 from racerd.store.fates import EVICTED_FOR_QUOTA, EVICTED_FOR_SPACE, EVICTED_ON_REQUEST, Fates
 from racerd.store.geometry import BLOCK_BYTES, SEGMENT_HEADER_BYTES, SlabGeometry
 from racerd.store.index import FORMAT_V1 as ROW_V1
-from racerd.store.index import HITS_MAX, SUSPECT, PageIndex
+from racerd.store.index import HITS_MAX, SUSPECT, UNPROVEN, PageIndex
 from racerd.store.notes import Selector
 from racerd.store.record import FORMAT_V1, RecordHeader
 from racerd.store.record_v1 import v1_record_bytes
@@ -49,7 +49,10 @@ _TRIM_PAGES = 256  # but no more pages than these.
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record, pinned for reading until `end_read`. `offset` is in the slab."""
+    """A record, pinned for reading until `end_read`. `offset` is in the slab.
+
+    `proven`: its header was seen, or written, since the slab was opened.
+    """
 
     page: PageId
     segment: int
@@ -58,6 +61,7 @@ class Found:
     length: int
     record_bytes: int
     v1: bool
+    proven: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +165,22 @@ class Engine:
             hits[row] += 1
         return self._found(row, page)
 
+    def start_check(self, page: PageId) -> Found | None:
+        """As `start_read`, without counting a hit."""
+        row = self.index.find(page)
+        return None if row == NOTHING else self._found(row, page)
+
+    def unproven(self, page: PageId) -> bool:
+        """Whether only a checkpoint of before the start says that `page` is here."""
+        row = self.index.find(page)
+        return row != NOTHING and bool(self.index.table.views["flags"][row] & UNPROVEN)
+
+    def prove(self, found: Found) -> None:
+        """The header of `found` was read, and is the right one."""
+        row = self._row_of(found)
+        if row != NOTHING:
+            self.index.table.views["flags"][row] &= ~UNPROVEN
+
     def next_to_check(self, row: int) -> tuple[int, Found] | None:
         """The first record from `row` on, pinned, without counting a hit; None behind the last."""
         flags = self.index.table.views["flags"]
@@ -194,6 +214,7 @@ class Engine:
             views["length"][row],
             self._record_bytes(row),
             bool(views["flags"][row] & ROW_V1),
+            not views["flags"][row] & UNPROVEN,
         )
 
     def _offset(self, row: int) -> int:
@@ -613,6 +634,7 @@ class Engine:
         assert len(self.index) == 0
         self.index = index
         rows, columns = index.live_rows(), index.table.arrays
+        columns["flags"][rows] |= UNPROVEN
         sizes = self._sizes(rows)
         segments = np.bincount(columns["segment"][rows], sizes, len(self.segments))
         self.segments.live_bytes = array("Q", segments.astype(np.uint64).tobytes())

@@ -21,6 +21,7 @@ HITS_MAX = 3
 LIVE = 1  # Bits of the column `flags`.
 FORMAT_V1 = 2
 SUSPECT = 4  # A read of it failed once.
+UNPROVEN = 8  # From a checkpoint: its record may have been dropped since. Never saved.
 
 _PAGE_COLUMNS = {
     "version": "u4",  # Row of the catalog.

@@ -113,6 +113,19 @@ class Store:
         """Whether a read of `page` would be tried. No I/O; a few microseconds."""
         return any(disk.contains(page) for disk in self.disks)
 
+    def unproven(self, page: PageId) -> bool:
+        """Whether `contains` has only the word of a checkpoint for it. No I/O.
+
+        What was dropped between that checkpoint and a kill is known to be gone when its record is
+        looked at: by a read, or by `confirm`.
+        """
+        return any(disk.unproven(page) for disk in self.disks)
+
+    def confirm(self, page: PageId) -> None:
+        """Makes `contains` certain of `page`, by a look at its record's header if need be."""
+        for disk in self.disks:
+            disk.confirm(page)
+
     def reads_whole(self, page: PageId) -> bool:
         """Whether `page` is kept in format v1, where `read` needs buffers for all its frames.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -133,3 +134,28 @@ def test_pages_of_memory_alone_are_counted_by_evict(tmp_path: Path) -> None:
         assert await rig.reader.evict("b", b"k", prefix=True) == (4, len(DATA))
 
     run(tmp_path, body, disk_bytes=0)
+
+
+def test_prefetch_and_explain_are_not_deceived_by_an_old_checkpoint(tmp_path: Path) -> None:
+    """F29: what was evicted between a checkpoint and a crash is fetched again by a prefetch, and
+    explain does not say that it is on the disk."""
+    slab = tmp_path / "slab"
+    at_crash: list[bytes] = []
+
+    async def before(rig: ReadRig) -> None:
+        await load(rig)
+        rig.store.checkpoint()
+        await rig.reader.evict("b", b"k", prefix=False)
+        at_crash.append(await asyncio.to_thread(slab.read_bytes))
+
+    run(tmp_path, before)
+    slab.write_bytes(at_crash[0])
+
+    async def after(rig: ReadRig) -> None:
+        told = await rig.reader.explain(rig.version(), 0, len(DATA))
+        assert [page.rung for page in told] == ["origin"] * 4
+        report = await rig.reader.prefetch(rig.version(), 0, len(DATA), rig.context())
+        assert report.rungs == {"origin": len(DATA)}
+        assert await rig.read(rig.version()) == (DATA, {"memory": len(DATA)})
+
+    run(tmp_path, after)

@@ -30,7 +30,7 @@ def test_kills_without_a_checkpoint_lose_nothing() -> None:
 @pytest.mark.slow
 def test_kills_of_a_full_disk_never_give_a_wrong_byte() -> None:
     """R22, R23, F1, F29, F37: segments are emptied and filled again all the time."""
-    survived("small", 4, "1")
+    survived("small", 3, "1")
 
 
 def test_every_kill_belongs_to_a_scenario() -> None:

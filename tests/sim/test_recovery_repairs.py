@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import pytest
 
+from racerd.ids import PageId
 from racerd.store import disk
 from racerd.store.geometry import SUPERBLOCK_OFFSETS
 from racerd.store.housekeeper import Work
 from racerd.store.record import stamp_crc
 from tests.sim.store_driver import InlineKeeper
-from tests.sim.test_store_recovery import PAGES, Rig, wipe_checkpoints
+from tests.sim.test_store_recovery import PAGES, SMALL, Rig, wipe_checkpoints
 from tests.support.store_pages import counted
 
 
@@ -116,3 +117,62 @@ def test_the_progress_of_recovery_is_in_the_metrics_while_it_runs() -> None:
     total = counted(rig.metrics, "racer_store_recovery_segments", what="total")
     assert counted(rig.metrics, "racer_store_recovery_segments", what="done") == total
     assert store.disks[0].report().troubles == ()
+
+
+def test_what_was_dropped_after_the_checkpoint_is_known_to_be_gone_when_it_is_looked_at() -> None:
+    """F29: after a kill the index is that of the checkpoint; a tombstone on the medium is the later
+    word, and whoever asks for certainty gets it without reading a page."""
+    rig = Rig()
+    store = rig.filled()
+    store.checkpoint()
+    store.evict_object(SMALL.object_id)
+    gone = PageId(SMALL, 0)
+    store = rig.start()
+    assert store.contains(gone) and store.unproven(gone), "the checkpoint knows no better"
+    store.confirm(gone)
+    assert not store.contains(gone) and not store.unproven(gone)
+    assert counted(rig.metrics, "racer_corrupt_pages_total") == 0, "a tombstone is no damage"
+    assert counted(rig.metrics, "racer_store_reads_total") == 0
+    for page in PAGES[:-1]:
+        store.confirm(page)
+        assert store.contains(page) and not store.unproven(page)
+    assert rig.found(store) == PAGES[:-1]
+
+
+def test_what_was_read_scanned_or_written_needs_no_further_look() -> None:
+    """A record's header is read once after a start; doubts are never saved in a checkpoint."""
+    rig = Rig()
+    store = rig.filled(PAGES[:3])
+    assert not any(store.unproven(page) for page in PAGES[:3]), "written in this life"
+    store.close()
+    store = rig.start()
+    assert all(store.unproven(page) for page in PAGES[:3])
+    assert rig.found(store, PAGES[:1]) == PAGES[:1]
+    assert [store.unproven(page) for page in PAGES[:3]] == [False, True, True]
+    device = store.disks[0]._live.slab.device
+    before = device.operations
+    store.confirm(PAGES[0])
+    assert device.operations == before
+    wipe_checkpoints(rig, store)
+    store = rig.start()
+    assert not any(store.unproven(page) for page in PAGES[:3]), "scanned"
+
+
+def test_a_look_at_a_damaged_or_failing_record_is_no_confirmation() -> None:
+    """R22, F18: damage is dropped and told; an error of the disk leaves the page in doubt."""
+    rig = Rig()
+    store = rig.filled(PAGES[:2])
+    store.close()
+    store = rig.start()
+    rig.faults.read_errors = 1.0
+    store.confirm(PAGES[0])
+    assert store.contains(PAGES[0]) and store.unproven(PAGES[0])
+    rig.faults.read_errors = 0.0
+    found = store.disks[0]._live.engine.start_check(PAGES[1])
+    store.disks[0]._live.engine.end_read(found)
+    rig.medium.rot(found.offset + 40)
+    store.confirm(PAGES[1])
+    assert not store.contains(PAGES[1])
+    assert "its copy was damaged (header_crc)" in store.explain(PAGES[1])
+    store.confirm(PAGES[0])
+    assert rig.found(store, PAGES[:2]) == PAGES[:1]

@@ -35,6 +35,9 @@ class ScriptedStore:
     def contains(self, page: PageId) -> bool:
         return page in self.pages
 
+    def unproven(self, page: PageId) -> bool:
+        return False
+
     def reads_whole(self, page: PageId) -> bool:
         return self.whole_only
 

@@ -29,7 +29,7 @@ from racerd.ids import PageId
 from racerd.pages import PageGeometry
 from racerd.store import DiskSettings, Store, StoreSettings
 from racerd.telemetry import Metrics
-from racerd.units import MIB
+from racerd.units import GIB, MIB
 from tests.support.counting_origin import CountingOrigin
 from tests.support.store_pages import read_back, sealed, version
 from tools.daemon_process import DaemonProcess
@@ -66,11 +66,11 @@ SCENARIOS = {
     for each in (
         Scenario(
             "steady", "nothing else goes wrong",
-            disk_bytes=160 * MIB, ballast=4000, keeps=True,
+            disk_bytes=GIB, ballast=4000, keeps=True,
         ),
         Scenario(
             "scan", "both checkpoints are lost before each start",
-            disk_bytes=160 * MIB, ballast=3000, keeps=True,
+            disk_bytes=GIB, ballast=3000, keeps=True,
             harm="checkpoints",
         ),
         Scenario(
@@ -79,7 +79,7 @@ SCENARIOS = {
         ),
         Scenario(
             "rot", "random bytes are overwritten before each start",
-            disk_bytes=160 * MIB, ballast=2000, keeps=False, harm="rot",
+            disk_bytes=GIB, ballast=2000, keeps=False, harm="rot",
         ),
     )
 }  # fmt: skip
@@ -146,7 +146,8 @@ class Campaign:
             self.folder / "daemon",
             caches={"local": url},
             arguments=[
-                *(f"--page-bytes={PAGE_BYTES}", f"--frame-bytes={FRAME_BYTES}", "--memory=2MiB"),
+                *(f"--page-bytes={PAGE_BYTES}", f"--frame-bytes={FRAME_BYTES}", "--memory=4MiB"),
+                "--request-pages=4",  # Four readers then find room to read into at any time.
                 f"--disk={self.slab}:{self.scenario.disk_bytes}",
                 "--checkpoint-seconds=1",
                 *("--scrub-bytes-per-second=16MiB", "--free-space-floor=0.01"),
@@ -182,6 +183,8 @@ class Campaign:
         with self._store() as store:
             found = sum(read_back(store, page) for page in pages)
         self.result.tally["untouched pages found"] = found
+        if self.scenario.keeps and self.ledger.tally["pages evicted for space"]:
+            raise CampaignFailed("the disk was too small for so many kills: pages were evicted")
         if self.scenario.keeps and found < len(pages):
             self.result.broken.append(f"{len(pages) - found} pages that nobody touched are lost")
 
@@ -255,8 +258,15 @@ class Campaign:
         if moment == "recovering":
             time.sleep(lasting * 0.02)
             return self._seen_recovering(daemon)
-        with self._watching(daemon):
+        with self._watching(daemon) as recovered:
+            if moment == "serving":
+                recovered.wait(_SETTLE_SECONDS)
             time.sleep(lasting * 1.5)
+        evicted = daemon.metric("racer_store_evicted_pages_total", reason="capacity")
+        self.ledger.count("pages evicted for space", int(evicted))
+        for reason in ("no_frames", "busy", "slow", "stuck", "unreadable", "failed"):
+            passed = daemon.metric("racer_fallbacks_total", step="disk", reason=reason)
+            self.ledger.count(f"reads that passed the disk by: {reason}", int(passed))
         if moment == "stopping":
             self.lives.ending()
             assert daemon.process is not None
@@ -279,20 +289,21 @@ class Campaign:
         return "recovering"
 
     @contextlib.contextmanager
-    def _watching(self, daemon: DaemonProcess) -> Iterator[None]:
-        """Notes when recovery is over, beside the load."""
-        stop = threading.Event()
+    def _watching(self, daemon: DaemonProcess) -> Iterator[threading.Event]:
+        """Notes when recovery is over, beside the load; the event tells."""
+        stop, recovered = threading.Event(), threading.Event()
 
         def watch() -> None:
             while not stop.wait(_WATCH_SECONDS):
                 if _recovery(daemon) is None:
                     self.lives.recovered()
+                    recovered.set()
                     return
 
         thread = threading.Thread(target=watch)
         thread.start()
         try:
-            yield
+            yield recovered
         finally:
             stop.set()
             thread.join()

@@ -147,6 +147,8 @@ class Reader(threading.Thread):
             self._ledger.compare(model, start, landing.view[: report.bytes])
         if report.bytes != stop - start:
             self._ledger.breach(f"{report.bytes} bytes of {model.name} came, not {stop - start}")
+        if set(report.rungs) == {"disk"}:
+            self._ledger.on_disk(model, pages)
         if promised and "origin" in report.rungs and self._recovered_throughout(before):
             self._ledger.breach(f"{model.name} [{start}, {stop}) was on disk and was fetched again")
 
@@ -157,15 +159,15 @@ class Reader(threading.Thread):
             self._ledger.compare(model, 0, view)
 
     def _prefetch(self, client: racer.Client, before: tuple[int, bool, bool]) -> None:
-        """What came from the origin, or is on disk, is kept: the answer waited for it.
+        """What the daemon says it has on disk is promised from then on.
 
-        Not during recovery, when there may be no free segment yet; and pages in memory may have
-        come there by a read whose write is still to be made.
+        What came from the origin is in the cache; that may be memory alone, if the disk takes no
+        writes, as for a moment during recovery.
         """
         model = self._chance.choice(self._models)
         self._ledger.read_again(model)
         done = client.prefetch(model.url)
-        if "memory" not in done.rungs and before[2]:
+        if set(done.rungs) == {"disk"}:
             self._ledger.on_disk(model, model.pages)
 
     def _explain(self, client: racer.Client, before: tuple[int, bool, bool]) -> None:
