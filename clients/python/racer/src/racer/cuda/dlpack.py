@@ -5,15 +5,18 @@ Layer: `cuda`; any thread. Source: dlpack.h, version 1.1, and the Python array A
 one ("dltensor_versioned", what a consumer that says `max_version` of 1 or more gets).
 
 Lifetime: a capsule, and later its consumer, keeps the object that owns the memory, until the
-consumer calls the deleter (which needs no thread of ours and may come from any), or until the
-capsule goes unused. Consumers may outlive the interpreter: at exit the deleters are taken out of
-what is still lent, because nothing of Python can be called afterwards; the process's end frees it.
+consumer calls the deleter (which needs no thread of ours and may come from any). A capsule that
+goes unused is found by `sweep`: a destructor in Python would run while whatever kept the consumer
+from taking it is being raised, and would replace that exception. Consumers may outlive the
+interpreter: at exit the deleters are taken out of what is still lent, because nothing of Python can
+be called afterwards; the process's end frees it.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
 from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any, Final, NamedTuple
 
@@ -70,14 +73,12 @@ class _ManagedVersioned(ctypes.Structure):
 _api = ctypes.pythonapi
 _new = _api.PyCapsule_New
 _new.argtypes, _new.restype = (c_void_p, ctypes.c_char_p, c_void_p), ctypes.py_object
-# In a destructor the capsule has no references left: it is passed as an address, uncounted.
 _holds = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 _pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 _rename = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, ctypes.c_char_p)(("PyCapsule_SetName", _api))
 _increase = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", _api))
 
 _Deleter = ctypes.CFUNCTYPE(None, c_void_p)
-_Destructor = ctypes.PYFUNCTYPE(None, c_void_p)
 
 
 class _Lent(NamedTuple):
@@ -89,23 +90,34 @@ class _Lent(NamedTuple):
 
 
 _lent: dict[int, _Lent] = {}
+_capsules: list[tuple[Any, int]] = []  # Capsules that were made, and where their structures lie.
+_UNHELD: Final = 3  # References to a capsule that nobody has: a tuple, a name, and the question.
 
 
 def _give_back(address: int) -> None:
     _lent.pop(address, None)
 
 
-def _drop_unused(capsule: int) -> None:
-    for name in (_PLAIN, _VERSIONED):
-        if _holds(capsule, name):
-            _lent.pop(_pointer(capsule, name), None)
-
-
 _deleter = _Deleter(_give_back)
-_destructor = _Destructor(_drop_unused)
-# Called by consumers that nobody knows of: these two outlive this module.
-_increase(_deleter)
-_increase(_destructor)
+_increase(_deleter)  # Called by consumers that nobody knows of: it outlives this module.
+
+
+def sweep() -> None:
+    """Gives back what capsules hold that were dropped without having been taken."""
+    global _capsules
+    mine, _capsules = _capsules, []
+    while mine:
+        entry = mine.pop()
+        capsule, address = entry
+        if sys.getrefcount(capsule) > _UNHELD:
+            _capsules.append(entry)
+        elif _name_of(capsule) is not None:
+            _lent.pop(address, None)
+
+
+def _name_of(capsule: object) -> bytes | None:
+    """The name of a capsule that nobody has taken; None of anything else."""
+    return next((name for name in _USED if _holds(id(capsule), name)), None)
 
 
 @atexit.register
@@ -117,6 +129,7 @@ def _let_go() -> None:
 
 def lend(owner: object, address: int, nbytes: int, ordinal: int, *, versioned: bool) -> Any:
     """A capsule of `nbytes` bytes of GPU `ordinal` at `address`, which keeps `owner`."""
+    sweep()
     extents = (c_int64 * 2)(nbytes, 1)
     first = ctypes.cast(extents, ctypes.POINTER(c_int64))
     second = ctypes.cast(ctypes.byref(extents, 8), ctypes.POINTER(c_int64))
@@ -130,11 +143,12 @@ def lend(owner: object, address: int, nbytes: int, ordinal: int, *, versioned: b
     at = ctypes.addressof(managed)
     _lent[at] = _Lent(managed, extents, owner)
     try:
-        name = _VERSIONED if versioned else _PLAIN
-        return _new(at, name, ctypes.cast(_destructor, c_void_p))
+        capsule = _new(at, _VERSIONED if versioned else _PLAIN, None)
     except BaseException:
         del _lent[at]
         raise
+    _capsules.append((capsule, at))
+    return capsule
 
 
 class Borrowed:
@@ -144,10 +158,10 @@ class Borrowed:
     """
 
     def __init__(self, capsule: object) -> None:
-        at = id(capsule)
-        name = next((n for n in (_VERSIONED, _PLAIN) if _holds(at, n)), None)
+        name = _name_of(capsule)
         if name is None:
             raise TypeError("__dlpack__ gave no DLPack capsule, or one that was used before")
+        at = id(capsule)
         self._address = _pointer(at, name)
         kind = _ManagedVersioned if name is _VERSIONED else _Managed
         self._managed: _Managed | _ManagedVersioned | None = kind.from_address(self._address)

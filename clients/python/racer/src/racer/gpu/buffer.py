@@ -97,6 +97,7 @@ class GpuBuffer:
     def close(self) -> None:
         """Has the daemons let go, and gives the memory up: it is freed as soon as nothing that was
         made from it is left. Done twice it does nothing."""
+        dlpack.sweep()
         target, self._target = self._target, None
         if target is not None:
             target.release()
@@ -110,4 +111,5 @@ class GpuBuffer:
 
 def alloc(nbytes: int, device: object) -> GpuTarget:
     """Memory for a buffer. Raises GpuUnavailable, GpuError; leaves nothing behind then."""
+    dlpack.sweep()  # What nobody uses any more may be the room that is missing.
     return GpuTarget(DeviceMemory(Device.find(device), nbytes))
