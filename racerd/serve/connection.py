@@ -21,7 +21,13 @@ from dataclasses import dataclass
 
 from racerd.errors import RacerError, ResourceError, Retry
 from racerd.runtime.deadline import Deadline, deadline_exceeded
-from racerd.serve.descriptors import Received, ReceivedDescriptor, control_message, receive
+from racerd.serve.descriptors import (
+    Received,
+    ReceivedDescriptor,
+    control_message,
+    queued_bytes,
+    receive,
+)
 from racerd.serve.operations import Exchange, Operations
 from racerd.serve.peer import PeerCredentials
 from racerd.serve.responses import Body, Response, error_response
@@ -355,11 +361,22 @@ class ClientConnection:
                 views[0] = views[0][count:]
 
     async def _writable(self) -> None:
+        """Waits until the socket takes more.
+
+        Raises _PeerGone where the peer takes nothing of what is queued for it for
+        `stall_seconds`: what a body holds meanwhile, others wait for.
+        """
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
+        queued = queued_bytes(self._sock)
         loop.add_writer(self._sock.fileno(), _resolve, ready)
         try:
-            await ready
+            while not (await asyncio.wait([ready], timeout=self._settings.stall_seconds))[0]:
+                # The kernel says "writable" only when most of the queue is gone: look closer.
+                before, queued = queued, queued_bytes(self._sock)
+                if queued >= before:
+                    self._metrics.connection_refused("slow reader")
+                    raise _PeerGone
         finally:
             loop.remove_writer(self._sock.fileno())
 

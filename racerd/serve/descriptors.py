@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import struct
+import termios
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -109,6 +110,11 @@ def control_message(descriptor: int | None) -> list[tuple[int, int, bytes]]:
     if descriptor is None:
         return []
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+
+
+def queued_bytes(sock: socket.socket) -> int:
+    """What the peer has not taken yet of all that was sent, in kernel memory."""
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_INT_BYTES)))[0])
 
 
 def _unpack(ancillary: Iterable[tuple[int, int, bytes]]) -> list[ReceivedDescriptor]:

@@ -27,5 +27,6 @@ class ClientSocketSettings:
     targets_max: int = 16_384  # Each is a mapping, and a process has 65,530 of them.
 
     head_seconds: float = 10.0  # From the first byte of a head to its last.
+    stall_seconds: float = 30.0  # For a client to take any of the bytes that wait for it.
     error_seconds: float = 5.0  # To take an error answer once the request's own time is over.
     linger_seconds: float = 1.0  # For a refused client to read why, before its connection goes.

@@ -89,6 +89,46 @@ def test_a_client_that_does_not_read_is_waited_for_only_so_long(tmp_path: Path) 
     uvloop.run(main())
 
 
+def test_a_client_that_takes_nothing_of_a_body_is_cut(tmp_path: Path) -> None:
+    """F58: long before a generous deadline, which would hold for so long what others wait for."""
+
+    async def main() -> None:
+        reader = MemoryReader()
+        reader.put(b"k", bytes(32 << 20))
+        async with SocketRig(tmp_path, reader, stall_seconds=0.02) as rig:
+            with RawClient(rig.path) as client:
+                client.send(head("GET /v1/objects/b/k", "Racer-Deadline-Ms: 86400000"))
+                await rig.until(
+                    lambda: rig.metric("racer_connections_refused_total", reason="slow reader") == 1
+                )
+                await rig.connections(0)
+                assert (await asyncio.to_thread(client.receive_cut)).status == 200
+
+    uvloop.run(main())
+
+
+def test_a_client_that_takes_a_little_at_a_time_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F58: the kernel says "writable" late; what counts is that the queue becomes shorter."""
+    queue = iter([1000, 990, 980, 970, 960, 960])
+    monkeypatch.setattr("racerd.serve.connection.queued_bytes", lambda _: next(queue))
+
+    async def main() -> None:
+        reader = MemoryReader()
+        reader.put(b"k", bytes(32 << 20))
+        async with SocketRig(tmp_path, reader, stall_seconds=0.02) as rig:
+            with RawClient(rig.path) as client:
+                client.send(GET)
+                await rig.until(
+                    lambda: rig.metric("racer_connections_refused_total", reason="slow reader") == 1
+                )
+                assert next(queue, None) is None, "it was cut while the queue became shorter"
+                assert (await asyncio.to_thread(client.receive_cut)).status == 200
+
+    uvloop.run(main())
+
+
 def test_a_deadline_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         reader = memory_reader()
