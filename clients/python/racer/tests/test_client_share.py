@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,12 @@ def daemon(folder: Path, make: Callable[[], list[int]], shown: dict[str, object]
             descriptors = make()
             answer = head.encode() + body
             # The descriptors go with the first byte, whatever the kernel makes of the rest.
-            socket.send_fds(sock, [answer[:10]], descriptors)
-            sock.sendall(answer[10:])
+            with suppress(ConnectionError):  # A client that was told too much hangs up.
+                socket.send_fds(sock, [answer[:10]], descriptors)
+                sock.sendall(answer[10:])
+                sock.recv(1)
             for descriptor in descriptors:
                 os.close(descriptor)
-            sock.recv(1)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -61,19 +63,31 @@ def daemon(folder: Path, make: Callable[[], list[int]], shown: dict[str, object]
         listener.close()
 
 
-def share(run_dir: Path) -> racer.SharedChunk:
-    with racer.Client(run_dir=run_dir) as client:
-        return client.share(URL, timeout=20)
+def share(run_dir: Path, kind: str = "blocking") -> racer.SharedChunk:
+    if kind == "blocking":
+        with racer.Client(run_dir=run_dir) as client:
+            return client.share(URL, timeout=20)
+
+    async def main() -> racer.SharedChunk:
+        async with racer.AsyncClient(run_dir=run_dir) as client:
+            return await client.share(URL, timeout=20)
+
+    return asyncio.run(main())
 
 
-def test_a_good_answer(tmp_path: Path) -> None:
-    with daemon(tmp_path, lambda: [memory()], GOOD) as run_dir, share(run_dir) as chunk:
+both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+
+
+@both
+def test_a_good_answer(tmp_path: Path, kind: str) -> None:
+    with daemon(tmp_path, lambda: [memory()], GOOD) as run_dir, share(run_dir, kind) as chunk:
         assert bytes(chunk.view) == b"x" * 5000
         assert not os.get_inheritable(chunk.fileno())
         assert chunk.part.etag == '"v"'
         assert chunk.part.rungs == {"memory": 5000}
 
 
+@both
 @pytest.mark.parametrize(
     ("make", "shown", "why"),
     [
@@ -90,11 +104,11 @@ def test_a_good_answer(tmp_path: Path) -> None:
     ],
 )
 def test_what_could_end_the_process_or_change_under_it_is_refused(
-    tmp_path: Path, make: Callable[[], list[int]], shown: dict[str, object], why: str
+    tmp_path: Path, make: Callable[[], list[int]], shown: dict[str, object], why: str, kind: str
 ) -> None:
     """R5: no descriptor is left either; the fixture of all tests looks."""
     with daemon(tmp_path, make, shown) as run_dir, pytest.raises(racer.ProtocolError, match=why):
-        share(run_dir)
+        share(run_dir, kind)
 
 
 def test_what_is_no_memory_at_all(tmp_path: Path) -> None:

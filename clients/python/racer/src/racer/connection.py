@@ -14,7 +14,7 @@ import socket
 from collections.abc import Sequence
 
 from racer.deadline import Deadline
-from racer.errors import Closed, Forked, Overloaded, ProtocolError, RacerError
+from racer.errors import Closed, Forked, Overloaded, RacerError
 from racer.exchange import (
     RECEIVE_BYTES,
     RIGHTS_BYTES,
@@ -23,7 +23,6 @@ from racer.exchange import (
     State,
     lost,
     rights,
-    taken,
 )
 from racer.socket_path import SocketPlace
 from racer.wire import Request, ResponseHead
@@ -168,9 +167,6 @@ class Connection(SocketOwner):
         try:
             head = self._receive_first(deadline, descriptors) or self.receive_head(deadline)
             answer = Answer(head, self.receive_body(deadline))
-            if len(descriptors) > 1:
-                self.close()
-                raise ProtocolError("an answer came with more than one descriptor")
             return answer, descriptors.pop() if descriptors else None
         finally:
             for descriptor in descriptors:
@@ -183,10 +179,7 @@ class Connection(SocketOwner):
             data, control, flags, _ = sock.recvmsg(
                 RECEIVE_BYTES, RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
             )
-            descriptors += taken(control)
-            if flags & socket.MSG_CTRUNC:
-                raise ProtocolError("an answer came with more than one descriptor")
-            return self._exchange.feed(data)
+            return self._exchange.feed_first(data, control, flags, descriptors)
         except OSError as error:
             raise self._broken(error, deadline) from error
         except BaseException:

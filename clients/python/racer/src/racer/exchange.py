@@ -95,6 +95,22 @@ class Exchange:
             self._closes = head.closes
         return head
 
+    def feed_first(
+        self,
+        data: bytes,
+        control: Sequence[tuple[int, int, bytes]],
+        flags: int,
+        descriptors: list[int],
+    ) -> ResponseHead | None:
+        """As `feed`, for what `recvmsg` gave first; adds its descriptors, of which one may come.
+
+        They are the caller's also where this raises.
+        """
+        descriptors += taken(control)
+        if flags & socket.MSG_CTRUNC or len(descriptors) > 1:
+            raise ProtocolError("an answer came with more than one descriptor")
+        return self.feed(data)
+
     def whole_body(self) -> bytes | None:
         """The body where it came with the head; None where there is more to receive.
 

@@ -1,6 +1,6 @@
 """One exchange that asks for shared memory.
 
-Layer: on `endpoint`.
+Layer: on `endpoint`; what becomes of the answer is shared with `racer.aio`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint
 from racer.errors import ProtocolError
+from racer.exchange import Answer
 from racer.shared import SharedChunk
 from racer.urls import RacerUrl
 
@@ -26,21 +27,32 @@ def share(
 
     def exchange(connection: Connection) -> SharedChunk:
         connection.send(messages.share_request(url, at, etag), deadline)
-        (head, body), descriptor = connection.receive_with_descriptor(deadline)
-        try:
-            if head.status >= 400:
-                raise messages.error_of(head, body, about=str(url))
-            part = messages.read_shared(head, body, at, etag)
-            if descriptor is None:
-                raise ProtocolError("shared memory was promised, and no descriptor came")
-            _check_memory(descriptor, part.stop - part.start)
-        except BaseException:
-            if descriptor is not None:
-                os.close(descriptor)
-            raise
-        return SharedChunk(descriptor, part)
+        answer, descriptor = connection.receive_with_descriptor(deadline)
+        return taken_over(answer, descriptor, url, at, etag)
 
     return endpoint.attempt(exchange, deadline)
+
+
+def taken_over(
+    answer: Answer, descriptor: int | None, url: RacerUrl, at: int, etag: str | None
+) -> SharedChunk:
+    """What an answer and its descriptor are, or why it is nothing that can be used.
+
+    Takes the descriptor over, and closes it where this raises.
+    """
+    head, body = answer
+    try:
+        if head.status >= 400:
+            raise messages.error_of(head, body, about=str(url))
+        part = messages.read_shared(head, body, at, etag)
+        if descriptor is None:
+            raise ProtocolError("shared memory was promised, and no descriptor came")
+        _check_memory(descriptor, part.stop - part.start)
+    except BaseException:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise
+    return SharedChunk(descriptor, part)
 
 
 def _check_memory(descriptor: int, length: int) -> None:

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from racer import messages
+from racer.aio.connection import AsyncConnection
 from racer.aio.endpoint import AsyncEndpoint
 from racer.aio.landing import AsyncLanding, AsyncMapping
 from racer.aio.reads import AsyncRead, fill, get, in_order, into_fresh_memory
@@ -41,6 +42,8 @@ from racer.messages import (
     Unpinned,
 )
 from racer.ranges import stop_of, within
+from racer.shared import SharedChunk
+from racer.sharing import taken_over
 from racer.socket_path import SocketPlace
 from racer.urls import RacerUrl
 
@@ -127,6 +130,20 @@ class AsyncClient:
     def caches(self) -> list[str]:
         """Names of the caches that have a socket in the run directory."""
         return self.place.caches()
+
+    async def share(
+        self, url: Url, offset: int = 0, *, etag: str | None = None, timeout: float | None = None
+    ) -> SharedChunk:
+        """Returns memory that all readers of an object share; see `Client.share`."""
+        parsed = RacerUrl.parse_object(url)
+        deadline = self._deadline(timeout)
+
+        async def exchange(connection: AsyncConnection) -> SharedChunk:
+            await connection.send(messages.share_request(parsed, offset, etag), deadline)
+            answer, descriptor = await connection.receive_with_descriptor(deadline)
+            return taken_over(answer, descriptor, parsed, offset, etag)
+
+        return await self._endpoint(parsed.cache).attempt(exchange, deadline)
 
     async def stat(
         self, url: Url, *, etag: str | None = None, timeout: float | None = None

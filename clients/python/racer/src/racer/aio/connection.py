@@ -8,6 +8,8 @@ where it would block.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -15,7 +17,7 @@ from typing import TypeVar
 from racer.connection import Connection, SocketOwner
 from racer.deadline import Deadline
 from racer.errors import RacerError
-from racer.exchange import RECEIVE_BYTES, Answer, lost, rights
+from racer.exchange import RECEIVE_BYTES, RIGHTS_BYTES, Answer, lost, rights
 from racer.wire import Request, ResponseHead
 
 T = TypeVar("T")
@@ -56,6 +58,37 @@ class AsyncConnection(SocketOwner):
         except OSError as error:
             self.close()
             raise lost(self.path, f"broke: {error.strerror}", unsent=sent == 0) from error
+        except BaseException:
+            self.close()
+            raise
+
+    async def receive_with_descriptor(self, deadline: Deadline) -> tuple[Answer, int | None]:
+        """Receives the whole answer, and the one descriptor that may come with its first byte.
+
+        The descriptor is the caller's. Raises ProtocolError where more came.
+        """
+        descriptors: list[int] = []
+        try:
+            head = await self._receive_first(deadline, descriptors)
+            head = head or await self.receive_head(deadline)
+            answer = Answer(head, await self.receive_body(deadline))
+            return answer, descriptors.pop() if descriptors else None
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    async def _receive_first(
+        self, deadline: Deadline, descriptors: list[int]
+    ) -> ResponseHead | None:
+        """Receives the first bytes of an answer; descriptors come with no others."""
+        call = partial(
+            self._open_socket().recvmsg, RECEIVE_BYTES, RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
+        try:
+            data, control, flags, _ = await self._when("r", call, deadline)
+            return self._exchange.feed_first(data, control, flags, descriptors)
+        except OSError as error:
+            raise self._broken(error) from error
         except BaseException:
             self.close()
             raise
