@@ -36,7 +36,7 @@ from racerd.runtime.hardening import forbid_core_dumps, ignore_lease_breaks
 from racerd.runtime.logs import set_up_logs
 from racerd.runtime.loop_lag import watch_loop_lag
 from racerd.runtime.populate import keep_freed_memory
-from racerd.runtime.process import open_descriptors, resident_bytes
+from racerd.runtime.process import allow_many_descriptors, open_descriptors, resident_bytes
 from racerd.runtime.threads import WorkerThreads
 from racerd.runtime.watch import watch_files
 from racerd.serve.diagnostics import Answer, DiagnosticsServer, Page
@@ -62,6 +62,7 @@ def run(settings: Settings, reload: Callable[[], Settings], files: Sequence[Path
     forbid_core_dumps()
     ignore_lease_breaks()
     keep_freed_memory()
+    allow_many_descriptors()
     os.umask(0o077)
     return uvloop.run(_serve(Daemon(settings, reload, files)))
 

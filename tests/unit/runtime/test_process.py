@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import time
 
 import pytest
 
 from racerd.runtime.loop_lag import watch_loop_lag
-from racerd.runtime.process import open_descriptors, resident_bytes
+from racerd.runtime.process import allow_many_descriptors, open_descriptors, resident_bytes
 from racerd.units import MIB
 
 
@@ -51,3 +52,13 @@ def test_a_callback_that_holds_the_loop_is_seen() -> None:
         assert min(lags) >= 0
 
     asyncio.run(main())
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        assert allow_many_descriptors() == before[1]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
