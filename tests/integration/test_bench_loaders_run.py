@@ -14,7 +14,15 @@ from tools.bench_loaders.measure import Benchmark
 from tools.bench_loaders.scene import Scene
 
 # Every state in which racerd can be, and a loader beside it.
-KEYS = ("racer-shared", "racer-first", "racer-memory", "racer-disk", "racer-s3", "pread-memory")
+KEYS = (
+    "racer-shared",
+    "racer-shared-listing",
+    "racer-first",
+    "racer-memory",
+    "racer-disk",
+    "racer-s3",
+    "pread-memory",
+)
 ROUNDS = 2
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]

@@ -34,7 +34,10 @@ class Group(Enum):
 
 @dataclass(frozen=True)
 class Lane:
-    """`options` are the loader's in `worker`; `environ` is set for its process."""
+    """`options` are the loader's in `worker`; `environ` is set for its process.
+
+    With `is_told_names` racer gets the names of the files, and asks no store for them.
+    """
 
     key: str
     label: str
@@ -43,6 +46,7 @@ class Lane:
     loader: str
     options: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
+    is_told_names: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -62,7 +66,10 @@ _BUFFERED = {
 }
 
 LANES = (
-    Lane("racer-shared", "racer, shared, next rank", Group.MEMORY, State.RACERD_SHARED, "racer"),
+    Lane("racer-shared", "racer, shared, next rank", Group.MEMORY, State.RACERD_SHARED, "racer",
+         is_told_names=True),
+    Lane("racer-shared-listing", "the same, listing the store", Group.MEMORY,
+         State.RACERD_SHARED, "racer"),
     Lane("racer-first", "racer, shared, first rank", Group.MEMORY, State.RACERD_MEMORY, "racer"),
     Lane("racer-memory", "racer, memory of its own", Group.MEMORY, State.RACERD_MEMORY, "racer",
          _PRIVATE),

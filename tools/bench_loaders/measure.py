@@ -136,6 +136,8 @@ class Benchmark:
         options = dict(lane.options)
         if lane.loader in ("racer", "safetensors"):
             options["framework"] = self._framework
+        if lane.is_told_names:
+            options["names"] = self._scene.names
         job = {
             "loader": lane.loader,
             "source": place.source,

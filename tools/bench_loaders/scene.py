@@ -41,6 +41,7 @@ class Scene:
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.model = model
+        self.names = sorted(path.name for path in model.iterdir() if path.is_file())
         self.shards = sorted(model.glob("*.safetensors"))
         self.size = sum(path.stat().st_size for path in self.shards)
         self._folder = folder
@@ -95,9 +96,8 @@ class Scene:
         """Started, and given the model, when it is first asked for."""
         if self._s3 is None:
             server = self._stack.enter_context(seaweedfs(self._folder / "s3", [BUCKET]))
-            for path in sorted(self.model.iterdir()):
-                if path.is_file():
-                    server.client.upload_file(str(path), BUCKET, f"{_PREFIX}/{path.name}")
+            for name in self.names:
+                server.client.upload_file(str(self.model / name), BUCKET, f"{_PREFIX}/{name}")
             self._s3 = server
         return self._s3
 

@@ -34,7 +34,7 @@ def _ratio(results: Results, ours: str, theirs: str) -> float | None:
 
 def _ratios(results: Results) -> Iterator[Target]:
     for name, ours, theirs, goal in (
-        ("memory tier / runai + clone", "racer-memory", "runai-clone-memory", 1.5),
+        ("memory tier / runai + clone", "racer-first", "runai-clone-memory", 1.5),
         ("cold from S3 / runai from the same server", "racer-s3", "runai-s3", 1.0),
     ):
         value = _ratio(results, ours, theirs)

@@ -104,12 +104,15 @@ def fastsafetensors(source: str) -> Load:
 
 def racer(source: str, **options: Any) -> Load:
     import racer
+    import racer.models.prefix  # It is imported where it is first needed: not to be timed.
 
     if options.get("framework", "pt") == "pt":
         import torch  # noqa: F401 - not to be timed
 
+    load_model = racer.load  # The same.
+
     def load() -> tuple[Tensors, Facts]:
-        with racer.load(source, **options) as stream:
+        with load_model(source, **options) as stream:
             tensors = dict(stream)
         return tensors, {"version": version("racer"), "rungs": dict(stream.report.rungs)}
 
