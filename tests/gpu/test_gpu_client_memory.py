@@ -173,6 +173,17 @@ def test_gpus_that_there_are_not(children: Children) -> None:
     assert told.left == {}
 
 
+def test_a_forked_child_is_told(daemon: FakeDaemon, children: Children) -> None:
+    """CUDA does not survive a fork: the child gets a clear error, the parent goes on as before."""
+    data = pattern(STAGING_PART_BYTES)
+    url = daemon.put("llama", "weights", data)
+    told = children.run("forked", url=url, nbytes=len(data))
+    assert told.result["child"] == ["Forked", "Forked", len(data)]
+    assert told.result["status"] == 0
+    assert told.result["digest"] == digest(data)
+    assert told.left == {}
+
+
 # --- the ladder -----------------------------------------------------------------------------------
 
 HOST = "through host memory"

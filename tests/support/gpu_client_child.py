@@ -299,6 +299,38 @@ def alloc_only(nbytes: int, device: object = 0) -> dict[str, Any]:
 
 
 @scenario
+def forked(url: str, nbytes: int) -> dict[str, Any]:
+    """A child of a process with GPU memory: it is told, and takes nothing with it when it ends."""
+    told: dict[str, Any] = {}
+    array = Array(nbytes, "dlpack")
+    with racer.Client(timeout=30) as client, client.gpu_alloc(nbytes) as buffer:
+        client.read_into(url, buffer)
+        client.read_into(url, array)
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            outcomes = []
+            for destination in (buffer, array, bytearray(nbytes)):
+                try:
+                    outcomes.append(client.read_into(url, destination))
+                except racer.RacerError as error:
+                    outcomes.append(type(error).__name__)
+            buffer.close()
+            client.close()
+            os.write(writing, json.dumps(outcomes).encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            told["child"] = json.loads(pipe.read())
+        told["status"] = os.waitpid(pid, 0)[1]
+        client.read_into(url, buffer)
+        told["digest"] = digest(array.device, buffer.address, nbytes)
+    array.free()
+    return told
+
+
+@scenario
 def faults(
     of: str, plan: list[tuple[str, int, int]], part_bytes: int, **arguments: Any
 ) -> dict[str, Any]:

@@ -148,6 +148,60 @@ def test_bytes_of_contiguous_tensors(
         steps[axis] -= 1
 
 
+class OnTheHost:
+    """Lends host memory the way that GPU memory is lent: other libraries check the structures."""
+
+    def __init__(self, *, old: bool) -> None:
+        self.memory = (ctypes.c_ubyte * 4096)(*range(200))
+        self.old = old
+        self.asked: dict[str, Any] = {}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **options: Any) -> object:
+        if self.old and "max_version" in options:
+            raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
+        self.asked = options
+        address = ctypes.addressof(self.memory)
+        return dlpack.lend(self, address, 4096, 0, versioned=not self.old)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_numpy_takes_our_capsules(monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+    """The structures are what another implementation reads, and its deleter comes to us."""
+    numpy = pytest.importorskip("numpy")
+    monkeypatch.setattr(dlpack, "CUDA", 1)
+    lender = OnTheHost(old=old)
+    array = numpy.from_dlpack(lender)
+    assert (array.shape, array.dtype, array[199]) == ((4096,), numpy.dtype("u1"), 199)
+    owner = weakref.ref(lender)
+    view = array[100:300]
+    del lender, array
+    dlpack.sweep()
+    assert owner() is not None and view[99] == 199
+    del view
+    assert owner() is None
+
+
+def test_we_take_numpy_s_capsules() -> None:
+    numpy = pytest.importorskip("numpy")
+    array = numpy.arange(24, dtype="<f4").reshape(4, 6)
+    for options in ({}, {"max_version": (1, 1)}):
+        borrowed = dlpack.Borrowed(array.__dlpack__(**options))
+        assert borrowed.tensor.data == array.ctypes.data
+        assert dlpack.nbytes_of(borrowed.tensor) == array.nbytes and not borrowed.read_only
+        borrowed.close()
+    borrowed = dlpack.Borrowed(array[:, ::2].__dlpack__())
+    with pytest.raises(TypeError, match="contiguous"):
+        dlpack.nbytes_of(borrowed.tensor)
+    borrowed.close()
+    array.flags.writeable = False
+    borrowed = dlpack.Borrowed(array.__dlpack__(max_version=(1, 1)))
+    assert borrowed.read_only
+    borrowed.close()
+
+
 # --- the CUDA array interface ---------------------------------------------------------------------
 
 INTERFACE = {"shape": (3, 4), "typestr": "<f4", "data": (4096, False), "version": 3}
