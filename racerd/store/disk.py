@@ -514,11 +514,21 @@ class Disk:
 
     def _lose(self, live: LiveSlab, found: Found, error: IntegrityError) -> None:
         """A record is not what the index promised: count it and drop it."""
-        if error.code != "tombstone":  # Dropped before a crash, after the last checkpoint.
-            self._metrics.corrupt_pages.labels("disk", error.code).inc()
-            self.fates.note(found.page, damage(error.code))
-            log.warning("%s: %s: dropped, to be fetched again", self.label, error.message)
+        if error.code == "tombstone":
+            self._forget_buried(live, found)
+            return
+        self._metrics.corrupt_pages.labels("disk", error.code).inc()
+        self.fates.note(found.page, damage(error.code))
+        log.warning("%s: %s: dropped, to be fetched again", self.label, error.message)
         self._drop_found(live, found)
+
+    def _forget_buried(self, live: LiveSlab, found: Found) -> None:
+        """What was dropped before a crash, after the last checkpoint, has its tombstone."""
+        with live.lock:
+            dropped = live.engine.drop_found(found)
+            if dropped is not None:
+                live.engine.tombstone_done(dropped)
+        live.changed = True
 
     def _suspect(self, live: LiveSlab, found: Found) -> None:
         """A record that cannot be read twice, on a disk that is well otherwise, is given up."""

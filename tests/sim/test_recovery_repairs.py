@@ -129,7 +129,10 @@ def test_what_was_dropped_after_the_checkpoint_is_known_to_be_gone_when_it_is_lo
     gone = PageId(SMALL, 0)
     store = rig.start()
     assert store.contains(gone) and store.unproven(gone), "the checkpoint knows no better"
+    before = rig.medium.writes
     store.confirm(gone)
+    store.disks[0].tick()
+    assert rig.medium.writes == before, "it has its tombstone"
     assert not store.contains(gone) and not store.unproven(gone)
     assert counted(rig.metrics, "racer_corrupt_pages_total") == 0, "a tombstone is no damage"
     assert counted(rig.metrics, "racer_store_reads_total") == 0
