@@ -62,9 +62,10 @@ bench-gpu: dev ## the same for this machine's GPU, see docs/gpu.md
 bench-loaders: dev $(LOADERS)/.installed ## racer beside other loaders: docs/loaders.svg and its table
 	$(BIN)/python -m tools.bench_loaders --python $(LOADERS)/bin/python
 
-torture: dev ## the long campaigns of docs/reliability.md: kill -9, failing disks
+torture: dev ## the long campaigns of docs/reliability.md
 	$(BIN)/python -m tools.torture kills --kills 200
 	$(BIN)/python -m tools.torture faults
+	$(BIN)/python -m tools.torture clients
 
 lock: dev ## resolve requirements*.lock anew
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
