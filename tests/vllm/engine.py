@@ -134,18 +134,19 @@ class Engine:
         """The loader on a model that only takes note of its weights, and raises after some."""
         from types import SimpleNamespace
 
+        import torch
         from vllm.config import VllmConfig, set_current_vllm_config
         from vllm.config.load import LoadConfig
         from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader
 
-        taken: dict[str, int] = {}
+        taken: dict[str, str] = {}
 
         sources = [DefaultModelLoader.Source(**source) for source in secondary]
 
         class Model(SimpleNamespace):
             def load_weights(self, weights: Any) -> None:
                 for name, tensor in weights:
-                    taken[name] = tensor.numel()
+                    taken[name] = f"{tensor.dtype} {tensor.device}"
                     if stop_after is not None and len(taken) == stop_after:
                         raise RuntimeError("the model has had enough")
 
@@ -157,7 +158,8 @@ class Engine:
             multimodal_config=None,
         )  # fmt: skip
         self.lines.take()
-        with set_current_vllm_config(VllmConfig()):
+        # vLLM has a device and a type as defaults where it makes models.
+        with set_current_vllm_config(VllmConfig()), torch.device("meta"):
             loader.load_weights(Model(secondary_weights=sources), described)
         return {"taken": taken, "log": self.lines.take()}
 

@@ -221,6 +221,18 @@ def test_options_are_checked_before_anything_is_opened(
     assert len(engine.ask("load_only", model=str(folder), extra=small)["taken"]) == 21
 
 
+def test_tensors_are_in_host_memory(
+    engine: EngineProcess, store: Store, tmp_path: Path, name: str
+) -> None:
+    """L26, L37: whatever device vLLM has as its default just now, and of the type of the file:
+    only parameters touch a device, each its own."""
+    files = write_model(tmp_path / "files", tensors(1))
+    folder = prepared(store, store.upload(files, name), tmp_path / "dir")
+    for extra in ({"share": "auto"}, {"share": "off"}):
+        taken = engine.ask("load_only", model=str(folder), extra=extra)["taken"]
+        assert set(taken.values()) == {"torch.float32 cpu"}
+
+
 def test_a_model_that_stops_early(
     engine: EngineProcess, store: Store, tmp_path: Path, name: str
 ) -> None:
