@@ -63,9 +63,9 @@ def create_key_file(path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         ring = _ring_with_new_key(())
         # A hard link, unlike a rename, never replaces what somebody else put there first.
-        with _written_beside(path, _format(ring)) as temporary:
+        with _locked(path), _written_beside(path, _format(ring)) as temporary:
             os.link(temporary, path)
-        _sync_folder(path.parent)
+            _sync_folder(path.parent)
     except FileExistsError:
         raise
     except OSError as error:
@@ -79,7 +79,7 @@ def rotate_key_file(path: Path) -> int:
     it was. Not for a file that something else writes, such as a mounted Secret.
     """
     try:
-        with _locked(path.parent):
+        with _locked(path):
             ring = _ring_with_new_key(read_key_file(path).keys)
             with _written_beside(path, _format(ring)) as temporary:
                 os.rename(temporary, path)
@@ -93,7 +93,7 @@ def drop_epoch(path: Path, epoch: int) -> None:
     """Removes a retiring epoch: its pages become misses. Raises ConfigError as rotating does, and
     where `epoch` is the active one or unknown."""
     try:
-        with _locked(path.parent):
+        with _locked(path):
             ring = read_key_file(path)
             if epoch == ring.active.epoch:
                 raise ConfigError([f"{path}: epoch {epoch} is active: rotate first, drop it later"])
@@ -248,14 +248,40 @@ def _written_beside(path: Path, content: bytes) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One writer at a time: the file itself is replaced, so that the lock is on its folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time: the file itself is replaced, so that the lock is on its folder.
+
+    What a writer that was killed has left there is removed first: it holds keys.
+    """
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for leftover in _leftovers(path):
+            leftover.unlink()
         yield
     finally:
         os.close(descriptor)
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """Files of `_written_beside` that are there now; nobody is writing one under the lock."""
+    ours = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.new")
+    return [each for each in path.parent.iterdir() if ours.fullmatch(each.name)]
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes copies of keys that a writer of the file left beside it when it was killed.
+
+    Raises ConfigError where there are some that cannot be removed.
+    """
+    try:
+        if _leftovers(path):
+            with _locked(path):
+                pass  # Taking the lock does it.
+    except FileNotFoundError:
+        return  # There is no folder yet.
+    except OSError as error:
+        raise ConfigError([_os_problem(path, "has old copies beside it", error)]) from None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@ new one, never a mixture. A page sealed under an epoch that is gone is a miss, n
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 
 from racerd.crypto.epoch_key import EpochKey
@@ -16,9 +17,12 @@ from racerd.crypto.key_file import (
     create_key_file,
     drop_epoch,
     read_key_file,
+    remove_leftovers,
     rotate_key_file,
 )
 from racerd.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
 
 __all__ = ["EpochKey", "Keyring", "drop_epoch", "rotate_key_file"]
 
@@ -37,6 +41,10 @@ class Keyring:
 
         Raises ConfigError with every problem of a file that cannot be used.
         """
+        try:
+            remove_leftovers(path)
+        except ConfigError as error:
+            _LOG.warning("%s; remove .%s.*.new there yourself", error.message, path.name)
         try:
             return cls(path, read_key_file(path))
         except FileNotFoundError:
