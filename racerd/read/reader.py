@@ -47,6 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
+_LISTED_NAMES_BYTES = 1 << 20  # In one listing: more follow with the next.
 _VERSION_IS_GONE = ("version_changed", "not_found")
 
 
@@ -108,6 +109,11 @@ class CacheReader:
     def geometry(self) -> PageGeometry:
         """How objects are cut into pages and frames."""
         return self._services.geometry
+
+    @property
+    def streams_awaited(self) -> bool:
+        """Whether a stream waits for room that others hold while they are consumed."""
+        return self._services.admission.streams.waiting > 0
 
     # --- versions ---------------------------------------------------------------------------
 
@@ -414,12 +420,14 @@ class CacheReader:
                 bucket, prefix, delimiter=delimiter, after=after, deadline=deadline
             )
             found: list[ListedObject | ListedPrefix] = []
+            name_bytes = 0
             for entry in entries:
                 if after is not None and entry.key <= after:
                     continue  # A common prefix that the page before ended with.
-                if len(found) == limit:
+                if len(found) == limit or name_bytes > _LISTED_NAMES_BYTES:
                     return _listing(found, found[-1].key)
                 found.append(entry)
+                name_bytes += len(entry.key)
             return _listing(found, None)
 
         return await self._on_origin_thread(collect, deadline, f"listing {bucket}")

@@ -19,6 +19,7 @@ from types import TracebackType
 from racerd.errors import RacerError, RequestError, ResourceError, Retry
 from racerd.gpu.node import GpuNode
 from racerd.runtime.threads import WorkerThreads, settled
+from racerd.serve.answer_room import AnswerRoom
 from racerd.serve.connection import ClientConnection
 from racerd.serve.operations import Operations
 from racerd.serve.peer import AccessPolicy, PeerCredentials, SocketModeDecides, peer_credentials
@@ -35,7 +36,6 @@ _LOG = logging.getLogger(__name__)
 _ACCEPTED_PER_TURN = 16
 _PAUSE_SECONDS = 0.5
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_SEND_BUFFER_BYTES = 1 << 20
 
 
 class ClientSocket:
@@ -67,6 +67,7 @@ class ClientSocket:
             gpus=gpus,
         )
         self._operations = Operations(reader, self._targets, lambda: self.state, gpus)
+        self._room = AnswerRoom(settings, self._metrics)
         self._file = SocketFile(
             settings.run_dir, self.cache, settings.mode, settings.group, settings.backlog
         )
@@ -186,7 +187,7 @@ class ClientSocket:
 
     def _let_in(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._room.buffers.start(sock)
         peer = peer_credentials(sock)
         refusal = self._refusal(peer)
         if refusal is not None and self._surplus >= self._settings.surplus_max:
@@ -199,6 +200,7 @@ class ClientSocket:
             self._targets,
             self._settings,
             self._metrics,
+            self._room,
             cache=self.cache,
             refusal=refusal,
         )

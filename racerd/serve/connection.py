@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from racerd.errors import RacerError, ResourceError, Retry
 from racerd.runtime.deadline import Deadline, deadline_exceeded
+from racerd.serve.answer_room import AnswerRoom
 from racerd.serve.descriptors import (
     Received,
     ReceivedDescriptor,
@@ -31,6 +32,7 @@ from racerd.serve.descriptors import (
 from racerd.serve.operations import Exchange, Operations
 from racerd.serve.peer import PeerCredentials
 from racerd.serve.responses import Body, Response, error_response
+from racerd.serve.send_buffers import SMALL_BYTES
 from racerd.serve.serve_metrics import ServeMetrics
 from racerd.serve.settings import ClientSocketSettings
 from racerd.serve.targets import TargetRegistry
@@ -68,6 +70,7 @@ class ClientConnection:
         targets: TargetRegistry,
         settings: ClientSocketSettings,
         metrics: ServeMetrics,
+        room: AnswerRoom,
         *,
         cache: str,
         refusal: RacerError | None = None,
@@ -79,6 +82,8 @@ class ClientConnection:
         self._targets = targets
         self._settings = settings
         self._metrics = metrics
+        self._room = room
+        self._large_buffer = False
         self._refusal = refusal
         self._draining = False
         self._wire: ServerConnection[ReceivedDescriptor] = ServerConnection()
@@ -133,6 +138,8 @@ class ClientConnection:
             self._drop(self._work.descriptors)
         # Targets first: to a client, a closed connection means that its memory is its own again.
         await self._targets.release_all(self)
+        if self._large_buffer:
+            self._room.buffers.give_back()
         self._sock.close()
         if self._on_quiet is not None:
             self._on_quiet()
@@ -278,7 +285,7 @@ class ClientConnection:
         exchange = Exchange(self, self.peer, deadline, request.descriptors)
         limit = asyncio.timeout(deadline.remaining_seconds())
         try:
-            async with limit:
+            async with limit, self._room.of(message, self, deadline):
                 response = await self._operations.handle(message, exchange)
                 try:
                     await self._send(response)
@@ -321,6 +328,10 @@ class ClientConnection:
         self._end_response()
 
     async def _send_stream(self, head: ResponseHead, body: Body) -> None:
+        if self._large_buffer:
+            self._large_buffer = not self._room.buffers.lend_on(self._sock)
+        if not self._large_buffer and head.content_length > SMALL_BYTES:
+            self._large_buffer = self._room.buffers.grow(self._sock)
         first = self._wire.respond(head)
         left = head.content_length - self._wire.send_body(len(body.first))
         await self._write([first, body.first])
@@ -364,17 +375,21 @@ class ClientConnection:
         """Waits until the socket takes more.
 
         Raises _PeerGone where the peer takes nothing of what is queued for it for
-        `stall_seconds`: what a body holds meanwhile, others wait for.
+        `stall_seconds`, or, while others wait for what this body holds, for `stall_step_seconds`.
         """
+        step = self._settings.stall_step_seconds
+        still = 0.0
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         queued = queued_bytes(self._sock)
         loop.add_writer(self._sock.fileno(), _resolve, ready)
         try:
-            while not (await asyncio.wait([ready], timeout=self._settings.stall_seconds))[0]:
+            while not (await asyncio.wait([ready], timeout=step))[0]:
                 # The kernel says "writable" only when most of the queue is gone: look closer.
                 before, queued = queued, queued_bytes(self._sock)
-                if queued >= before:
+                still = 0.0 if queued < before else still + step
+                awaited = still > 0 and self._operations.streams_awaited
+                if awaited or still >= self._settings.stall_seconds:
                     self._metrics.connection_refused("slow reader")
                     raise _PeerGone
         finally:

@@ -108,6 +108,11 @@ class Operations:
             Explain: self.explain,
         }
 
+    @property
+    def streams_awaited(self) -> bool:
+        """Whether somebody waits for room that bodies under way have."""
+        return self._reader.streams_awaited
+
     async def handle(self, message: Message, exchange: Exchange) -> Response:
         """Carries `message` out. Raises declared errors only, unless there is a defect."""
         _check_descriptors(message, exchange)

@@ -54,6 +54,9 @@ class Reader(Protocol):
     def geometry(self) -> PageGeometry: ...
     @property
     def pins(self) -> Pins: ...
+    @property
+    def streams_awaited(self) -> bool:
+        """Whether a stream waits for room that others hold while they are consumed."""
 
     async def resolve(
         self, object_id: ObjectId, *, if_match: str | None, deadline: Deadline

@@ -39,5 +39,8 @@ class ServeMetrics:
         if payload:
             times_and_bytes[1].inc(payload)
 
+    def overloaded(self, budget: str) -> None:
+        self._metrics.overloaded.labels(budget).inc()
+
     def connection_refused(self, reason: str) -> None:
         self._metrics.connections_refused.labels(reason).inc()

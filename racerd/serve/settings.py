@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from racerd.units import MIB
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSocketSettings:
@@ -26,7 +28,12 @@ class ClientSocketSettings:
     targets_per_connection_max: int = 64
     targets_max: int = 16_384  # Each is a mapping, and a process has 65,530 of them.
 
+    send_buffers_bytes: int = 64 * MIB  # Kernel memory for the large ones of all connections.
+    answers_bytes: int = 64 * MIB  # Listings and explanations, from their making to their end.
+
     head_seconds: float = 10.0  # From the first byte of a head to its last.
-    stall_seconds: float = 30.0  # For a client to take any of the bytes that wait for it.
+    stall_seconds: float = 30.0  # For a client to take any of the bytes that wait for it…
+    stall_step_seconds: float = 2.0  # … and while others wait for the room that these take up.
+    turn_seconds: float = 10.0  # For a listing or explanation to get its share of `answers_bytes`.
     error_seconds: float = 5.0  # To take an error answer once the request's own time is over.
     linger_seconds: float = 1.0  # For a refused client to read why, before its connection goes.

@@ -38,10 +38,12 @@ class Takes(Enum):
 
 
 class Message:
-    """Base of all requests. `operation` labels metrics."""
+    """Base of all requests. `operation` labels metrics; `lengthy` ones have an answer that may be
+    megabytes long without being an object's bytes."""
 
     __slots__ = ()
     operation: ClassVar[str]
+    lengthy: ClassVar[bool] = False
     takes: ClassVar[Takes] = Takes.NONE
 
 
@@ -80,6 +82,7 @@ class Prefetch(ObjectMessage):
 @dataclass(frozen=True, slots=True)
 class Explain(ObjectMessage):
     operation: ClassVar[str] = "explain"
+    lengthy: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +115,13 @@ class GpuRead(ObjectMessage):
 @dataclass(frozen=True, slots=True)
 class ListBuckets(Message):
     operation: ClassVar[str] = "list"
+    lengthy: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
 class ListObjects(Message):
     operation: ClassVar[str] = "list"
+    lengthy: ClassVar[bool] = True
     bucket: str
     prefix: bytes
     delimiter: bytes | None

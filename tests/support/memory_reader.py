@@ -42,6 +42,7 @@ class MemoryReader:
     name = "cache"
     origin_description = "memory://"
     geometry = PageGeometry(64 * KIB, 4 * KIB)
+    streams_awaited = False
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, bytes], tuple[bytes, str]] = {}

@@ -2,10 +2,10 @@
 
     python -m tools.torture overload --connections 1000 --seed 1
 
-Every client asks for more than its share of every budget, again and again, and waits as long as
-`Retry-After` says where it is told to. The daemon must not die, must stay below the limit, must
-tell 503 and nothing else, and every client must get everything in the end. How even their progress
-was is shown; no time is judged.
+Some clients ask and never read. Every other one asks for more than its share of every budget, again
+and again, and waits for as long as `Retry-After` says. The daemon must not die, must
+stay below the limit, and must tell 503 and nothing else; everybody who reads must get everything in
+the end. How even their progress was is shown; no time is judged.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from racerd.units import MIB, format_bytes, parse_bytes
 from tools.daemon_process import DaemonProcess
+from tools.torture.hostile import Connection, head
 from tools.torture.memory_limit import MemoryLimit
 from tools.torture.slow_origin import SlowOrigin
 from tools.torture.vitals import Slack, Vitals, settled
@@ -42,9 +45,9 @@ _DAEMON = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=6, help="of each client (6)")
-    parser.add_argument(
-        "--connections-max", type=int, default=1024, help="what racerd takes (1024)"
-    )
+    parser.add_argument("--deaf", type=int, default=500, metavar="N",
+                        help="more clients, which ask and never read (500)")  # fmt: skip
+    parser.add_argument("--connections-max", type=int, default=2000, help="racerd's (2000)")
     parser.add_argument("--memory-limit", type=parse_bytes, default=256 * MIB, metavar="BYTES")
     parser.add_argument("--seed", type=int, default=None, help="printed where not given")
 
@@ -54,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"overload: {arguments.connections} clients, --seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="racer-overload-", dir="/var/tmp") as folder:
         campaign = Overload(Path(folder), seed, arguments.connections_max, arguments.memory_limit)
-        found = campaign.run(arguments.connections, arguments.requests)
+        found = campaign.run(arguments.connections, arguments.requests, arguments.deaf)
     for line in found.lines():
         print(line)
     return 1 if found.broken else 0
@@ -125,7 +128,7 @@ class Overload:
         self.limit_bytes = limit_bytes
         self.found = Found()
 
-    def run(self, connections: int, requests: int) -> Found:
+    def run(self, connections: int, requests: int, deaf: int) -> Found:
         found = self.found
         with (
             SlowOrigin(_OBJECT_BYTES, pause_seconds=0.01) as origin,
@@ -149,7 +152,7 @@ class Overload:
                 found.bytes = 0
                 found.finished.clear()
                 start = Vitals.of(daemon)
-                with _Sampler(daemon, found):
+                with _Sampler(daemon, found), _deaf(daemon.socket("cache"), deaf):
                     self._clients(daemon, range(connections), requests)
                 if daemon.process.poll() is not None:
                     found.broken.append(f"the daemon died: {daemon.process.returncode}")
@@ -205,6 +208,16 @@ class Overload:
             waited = last.get("waited_seconds_max", 0.0)
             found.waited_seconds_max = max(found.waited_seconds_max, waited)
             found.finished += last.get("finished", [])
+
+
+@contextmanager
+def _deaf(path: Path, count: int) -> Iterator[None]:
+    """So many connections that ask for an object as fast as they can, and read none of it."""
+    with ExitStack() as stack:
+        asking = head("GET /v1/objects/b/fast/0", f"Range: bytes=0-{_OBJECT_BYTES - 1}")
+        for _ in range(count):
+            stack.enter_context(Connection(path)).send(asking)
+        yield
 
 
 class _Progress:

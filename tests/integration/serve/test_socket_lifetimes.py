@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_a_client_that_takes_nothing_of_a_body_is_cut(tmp_path: Path) -> None:
     async def main() -> None:
         reader = MemoryReader()
         reader.put(b"k", bytes(32 << 20))
-        async with SocketRig(tmp_path, reader, stall_seconds=0.02) as rig:
+        async with SocketRig(tmp_path, reader, stall_seconds=0.02, stall_step_seconds=0.02) as rig:
             with RawClient(rig.path) as client:
                 client.send(head("GET /v1/objects/b/k", "Racer-Deadline-Ms: 86400000"))
                 await rig.until(
@@ -103,6 +103,29 @@ def test_a_client_that_takes_nothing_of_a_body_is_cut(tmp_path: Path) -> None:
                 )
                 await rig.connections(0)
                 assert (await asyncio.to_thread(client.receive_cut)).status == 200
+
+    uvloop.run(main())
+
+
+def test_a_client_that_takes_nothing_is_cut_sooner_where_others_wait(tmp_path: Path) -> None:
+    """F58: bodies that nobody takes hold the room for streams; the next reader gets it."""
+    data = content(4 << 20)
+
+    async def main() -> None:
+        async with SocketRig(tmp_path, stall_step_seconds=0.02) as rig:
+            rig.origin.put(b"k", data)
+            streams = rig.reads.services.admission.streams
+            with ExitStack() as stack:
+                # Each holds a chunk at least: one more than there is room for.
+                count = streams.limit // rig.reads.settings.stream_chunk_bytes + 1
+                deaf = [stack.enter_context(RawClient(rig.path)) for _ in range(count)]
+                for client in deaf:
+                    client.send(head("GET /v1/objects/b/k", "Racer-Deadline-Ms: 86400000"))
+                answer = await rig.client(lambda client: client.ask("GET /v1/objects/b/k"))
+                assert answer.status == 200 and answer.body == data
+                await rig.until(
+                    lambda: rig.metric("racer_connections_refused_total", reason="slow reader") > 0
+                )
 
     uvloop.run(main())
 
@@ -117,7 +140,7 @@ def test_a_client_that_takes_a_little_at_a_time_is_waited_for(
     async def main() -> None:
         reader = MemoryReader()
         reader.put(b"k", bytes(32 << 20))
-        async with SocketRig(tmp_path, reader, stall_seconds=0.02) as rig:
+        async with SocketRig(tmp_path, reader, stall_seconds=0.02, stall_step_seconds=0.02) as rig:
             with RawClient(rig.path) as client:
                 client.send(GET)
                 await rig.until(
