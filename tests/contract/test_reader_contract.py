@@ -14,10 +14,13 @@ import uvloop
 
 from racerd.errors import RacerError, RequestError
 from racerd.ids import ObjectId, ObjectVersion
-from racerd.read.reader import RequestContext, Resolution
+from racerd.read.gpu_disk import GpuDestination
+from racerd.read.reader import CacheReader, RequestContext, Resolution
 from racerd.runtime.deadline import Deadline
 from racerd.serve.reader import Reader
 from racerd.units import MIB
+from tests.support.gpu_rig import GpuMemory
+from tests.support.host_gpu import HostGpu
 from tests.support.memory_reader import MemoryReader
 from tests.support.read_rig import ReadRig, content, small_settings
 from tests.support.scripted_origin import ScriptedOrigin
@@ -359,5 +362,32 @@ def test_shared_memory_holds_the_byte_that_was_asked_for(run) -> None:
             )
             assert fcntl.fcntl(piece.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
             os.close(piece.descriptor)
+
+    run(body)
+
+
+def test_gpu_memory_gets_the_range_and_nothing_beside_it(run) -> None:
+    """R2: from the offset of the destination on, and reported as what it was; a destination that
+    does not fit is refused."""
+
+    async def body(reader: Reader, origin: object) -> None:
+        arena = reader._services.memory._arena if isinstance(reader, CacheReader) else None
+        device = HostGpu(0, arena)
+        with GpuMemory() as memory:
+            target = await device.import_target(memory.send(), memory.size)
+            version = await current(reader)
+            for start, stop, offset in ((0, SIZE, 0), (65_000, 70_001, 7), (5, 6, 1)):
+                memory.fill(0xEE)
+                destination = GpuDestination(device, target, offset, stop - start)
+                report = await reader.read_into_gpu(version, start, stop, destination, context())
+                assert report.bytes == sum(report.rungs.values()) == stop - start
+                end = offset + stop - start
+                assert memory.bytes(offset, end) == DATA[start:stop]
+                assert memory.bytes(end, end + 9) == b"\xee" * 9
+            short = GpuDestination(device, target, 0, 5)
+            with pytest.raises(ValueError):
+                await reader.read_into_gpu(version, 0, 6, short, context())
+            await device.release_target(target)
+        device.close()
 
     run(body)

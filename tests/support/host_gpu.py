@@ -47,7 +47,8 @@ class HostGpu:
     worker_pid = None
     restarts = 0
 
-    def __init__(self, index: int, arena: FrameArena) -> None:
+    def __init__(self, index: int, arena: FrameArena | None) -> None:
+        """`arena`: whose slots it reads; None where nothing but its memory is used."""
         self.index = index
         self.uuid = gpu_uuid(index)
         self.why_not: str | None = None
@@ -169,6 +170,7 @@ class HostGpu:
         return None
 
     def _ciphertext(self, read: PageRead) -> list[bytes]:
+        assert self._arena is not None
         frame_bytes, count = self._arena.frame_bytes, len(read.frames.crcs)
         lengths = [frame_bytes] * (count - 1) + [read.frames.last_bytes]
         if read.slots:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from itertools import groupby
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from racerd.errors import RacerError, RequestError, ResourceError, Retry
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.origin.protocol import ListedObject
 from racerd.pages import PageGeometry
+from racerd.read.gpu_disk import GpuDestination
 from racerd.read.plan import plan_pages
 from racerd.read.reader import (
     Listing,
@@ -28,6 +29,7 @@ from racerd.read.reader import (
 from racerd.runtime.deadline import Deadline
 from racerd.runtime.shared_memory import SharedMemory
 from racerd.units import KIB
+from tests.support.host_gpu import HostGpuTarget
 
 T = TypeVar("T")
 
@@ -113,6 +115,20 @@ class MemoryReader:
             destination[part.offset : part.offset + len(piece)] = piece
             report.add(rung, len(piece))
         return report
+
+    async def read_into_gpu(
+        self,
+        version: ObjectVersion,
+        start: int,
+        stop: int,
+        destination: GpuDestination,
+        context: RequestContext,
+    ) -> ReadReport:
+        """Into the memory of a `HostGpu`."""
+        mapping = cast(HostGpuTarget, destination.target).mapping
+        begin, end = destination.offset, destination.offset + destination.length
+        with memoryview(mapping) as whole, whole[begin:end] as view:
+            return await self.read_into(version, start, stop, view, context)
 
     @property
     def share_chunk_bytes(self) -> int:
