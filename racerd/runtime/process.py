@@ -22,6 +22,11 @@ def allow_many_descriptors() -> int:
     return hard
 
 
+def descriptors_max() -> int:
+    """How many descriptors this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def open_descriptors() -> int:
     """Descriptors open now, this call's own left out."""
     return len(os.listdir("/proc/self/fd")) - 1

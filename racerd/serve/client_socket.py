@@ -18,6 +18,7 @@ from types import TracebackType
 
 from racerd.errors import RacerError, RequestError, ResourceError, Retry
 from racerd.gpu.node import GpuNode
+from racerd.runtime.process import descriptors_max
 from racerd.runtime.threads import WorkerThreads, settled
 from racerd.serve.answer_room import AnswerRoom
 from racerd.serve.connection import ClientConnection
@@ -34,6 +35,7 @@ from racerd.telemetry import Metrics
 _LOG = logging.getLogger(__name__)
 
 _ACCEPTED_PER_TURN = 16
+_TARGETS_SHARE = 8
 _PAUSE_SECONDS = 0.5
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -63,7 +65,9 @@ class ClientSocket:
             threads,
             metrics,
             per_holder_max=settings.targets_per_connection_max,
-            targets_max=settings.targets_max,
+            # Each is a descriptor: clients of one cache must leave enough to the others, to
+            # origins and to disks.
+            targets_max=min(settings.targets_max, descriptors_max() // _TARGETS_SHARE),
             gpus=gpus,
         )
         self._operations = Operations(reader, self._targets, lambda: self.state, gpus)

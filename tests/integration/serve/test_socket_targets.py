@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,31 @@ def test_a_connection_holds_a_limited_number(tmp_path: Path) -> None:
 
             await rig.client(talk)
             assert rig.metric("racer_targets_refused_total", code="targets_too_many") == 1
+
+    uvloop.run(main())
+
+
+def test_targets_leave_descriptors_to_others(tmp_path: Path) -> None:
+    """R5, F26: all connections of a cache together may take an eighth of what the process has."""
+
+    async def main() -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (800, hard))
+        try:
+            async with SocketRig(tmp_path, memory_reader()) as rig:
+
+                def talk(client: RawClient) -> None:
+                    with Memory(4096) as memory, RawClient(rig.path) as other:
+                        for _ in range(64):
+                            register(client, memory)
+                        for _ in range(800 // 8 - 64):
+                            register(other, memory)
+                        refused = other.ask("POST /v1/targets", fds=[memory.fd])
+                        assert (refused.status, refused.code) == (503, "targets_too_many")
+
+                await rig.client(talk)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     uvloop.run(main())
 
