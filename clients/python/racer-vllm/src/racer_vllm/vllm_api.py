@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader import (
     register_model_loader,
 )
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
-from vllm.model_executor.model_loader.weight_utils import enable_tqdm
+from vllm.model_executor.model_loader.weight_utils import enable_tqdm, get_quant_config
 
 __all__ = ["BaseModelLoader", "LoadConfig", "Model", "ModelConfig", "Source", "VllmRules"]
 
@@ -112,12 +112,15 @@ class VllmRules:
         )
 
     def prepare(self, model: Model, model_config: ModelConfig) -> None:
-        """Finds out which weights this rank has no use for; collective over no ranks."""
+        """Finds out which weights this rank has no use for. Raises ValueError for a checkpoint of
+        torchao's own kind, in which tensors lie in parts."""
         if model_config.quantization == "torchao":
-            raise ValueError(
-                "load format racer does not read torchao checkpoints, whose tensors vLLM puts"
-                " together from parts: use --load-format safetensors for this model"
-            )
+            quantisation = get_quant_config(model_config, self._own.load_config)
+            if getattr(quantisation, "is_checkpoint_torchao_serialized", False):
+                raise ValueError(
+                    "load format racer does not read torchao checkpoints, whose tensors vLLM puts"
+                    " together from parts: use --load-format safetensors for this model"
+                )
         self._own._init_ep_weight_filter(model_config)
         self._own._init_mm_encoder_only_weight_filter(model, model_config)
 
