@@ -356,6 +356,9 @@ class Daemon:
                 if self._state != "starting"
                 else {}
             ),
+            "/debug/connections": lambda: Answer.json(
+                self._caches.describe_connections() if self._state != "starting" else []
+            ),
             "/debug/flights": lambda: Answer.json(
                 self._services.flights.describe() if self._state != "starting" else []
             ),

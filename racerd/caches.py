@@ -7,6 +7,7 @@ closed and opened anew; clients of the others notice nothing.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -24,6 +25,7 @@ from racerd.serve.settings import ClientSocketSettings
 from racerd.telemetry import Metrics
 
 _LOG = logging.getLogger(__name__)
+_DESCRIBED_MAX = 500
 
 
 @dataclass
@@ -103,6 +105,12 @@ class Caches:
     async def _close(self, name: str) -> None:
         await self._open.pop(name).stack.aclose()
         _LOG.info("cache %s is closed", name)
+
+    def describe_connections(self) -> list[dict[str, object]]:
+        """The connections of all caches, the longest at the same thing first; a bounded number."""
+        found = (one for cache in self._open.values() for one in cache.socket.connections)
+        longest = heapq.nlargest(_DESCRIBED_MAX, found, key=lambda one: one.since_seconds)
+        return [connection.describe() for connection in longest]
 
     async def drain(self, seconds: float) -> None:
         """Refuses new requests everywhere and waits up to `seconds` for those that run."""

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -91,6 +92,11 @@ class ClientSocket:
     @property
     def connection_count(self) -> int:
         return len(self._connections)
+
+    @property
+    def connections(self) -> Iterable[ClientConnection]:
+        """The connections that are open now."""
+        return self._connections.keys()
 
     async def __aenter__(self) -> ClientSocket:
         """Publishes the socket. Raises ConfigError where it cannot be."""

@@ -84,6 +84,9 @@ class ClientConnection:
         self._metrics = metrics
         self._room = room
         self._large_buffer = False
+        self._label = _Label()
+        self._since = time.perf_counter()  # Of the exchange under way, or the end of the last.
+        self._ended = False
         self._refusal = refusal
         self._draining = False
         self._wire: ServerConnection[ReceivedDescriptor] = ServerConnection()
@@ -101,6 +104,32 @@ class ClientConnection:
     def busy(self) -> bool:
         """Whether a request is being carried out or answered."""
         return self._wire.state in (State.BUSY, State.BODY)
+
+    @property
+    def since_seconds(self) -> float:
+        """For how long it has been doing what it does."""
+        return time.perf_counter() - self._since
+
+    def describe(self) -> dict[str, object]:
+        """What it does, for people: no name of an object, no byte of one."""
+        doing = {
+            State.IDLE: "waits for a request",
+            State.HEAD: "has sent half a head",
+            State.BUSY: f"waits for the answer to {self._label.operation}",
+            State.BODY: f"is being sent the answer to {self._label.operation}",
+            State.CLOSED: "is being closed",
+        }[self._wire.state]
+        count, size = self._targets.held_by(self)
+        return {
+            "cache": self.cache,
+            "pid": self.peer.pid,
+            "uid": self.peer.uid,
+            "client": doing,
+            "seconds": round(self.since_seconds, 1),
+            "not_taken_bytes": 0 if self._ended else queued_bytes(self._sock),
+            "targets": count,
+            "target_bytes": size,
+        }
 
     def drain(self, on_quiet: Callable[[], None]) -> None:
         """From now on new requests are refused; `on_quiet` is called when none is under way."""
@@ -140,6 +169,7 @@ class ClientConnection:
         await self._targets.release_all(self)
         if self._large_buffer:
             self._room.buffers.give_back()
+        self._ended = True
         self._sock.close()
         if self._on_quiet is not None:
             self._on_quiet()
@@ -240,14 +270,15 @@ class ClientConnection:
             await self._send_soon(response)
             self._metrics.answered("none", response.head.status, 0.0, 0)
             return False
-        started = time.perf_counter()
-        label = _Label()
+        started = self._since = time.perf_counter()
+        label = self._label = _Label()
         self._answered = False
         try:
             response = await self._try(work, label)
         finally:
             self._drop(work.descriptors)
-        seconds = time.perf_counter() - started
+        self._since = time.perf_counter()
+        seconds = self._since - started
         self._metrics.answered(label.operation, response.head.status, seconds, response.payload)
         return self._wire.state is not State.CLOSED
 

@@ -147,6 +147,11 @@ class TargetRegistry:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def held_by(self, holder: Hashable) -> tuple[int, int]:
+        """How many targets `holder` has, and their bytes together."""
+        held = [self._entries[target_id].target for target_id in self._held.get(holder, ())]
+        return len(held), sum(target.size_bytes for target in held)
+
     async def register(
         self,
         wanted: RegisterTarget,

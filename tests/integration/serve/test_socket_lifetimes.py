@@ -152,6 +152,39 @@ def test_a_client_that_takes_a_little_at_a_time_is_waited_for(
     uvloop.run(main())
 
 
+def test_connections_are_described_in_plain_words(tmp_path: Path) -> None:
+    """F66, R7: who holds what, and for how long, without a name or a byte of an object."""
+
+    async def main() -> None:
+        async with SocketRig(tmp_path) as rig:
+            rig.origin.put(b"secret", bytes(4 << 20))
+            await rig.client(lambda client: client.ask("HEAD /v1/objects/b/secret"))
+            await rig.connections(0)
+
+            def described() -> dict[str, Any]:
+                [connection] = rig.socket.connections
+                return connection.describe()
+
+            with RawClient(rig.path) as client, Memory(4096) as memory:
+                await rig.connections(1)
+                assert described()["client"] == "waits for a request"
+                assert described()["pid"] == os.getpid() and described()["uid"] == os.getuid()
+                await asyncio.to_thread(client.ask, "POST /v1/targets", fds=[memory.fd])
+                assert (described()["targets"], described()["target_bytes"]) == (1, 4096)
+                client.send("GET /v1/obj")
+                await rig.until(lambda: "half a head" in described()["client"])
+                rig.origin.hold()
+                client.send(head("ects/b/secret"))
+                await rig.until(lambda: rig.origin.running > 0)
+                assert described()["client"] == "waits for the answer to get"
+                rig.origin.release()
+                await rig.until(lambda: described()["not_taken_bytes"] > 100_000)
+                assert described()["client"] == "is being sent the answer to get"
+                assert "secret" not in str(described()) and described()["seconds"] >= 0
+
+    uvloop.run(main())
+
+
 def test_a_deadline_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         reader = memory_reader()
