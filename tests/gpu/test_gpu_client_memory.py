@@ -68,23 +68,29 @@ def test_range_and_end_of_the_object(daemon: FakeDaemon, children: Children) -> 
 def test_other_memory_is_reached_through_the_ring(
     daemon: FakeDaemon, children: Children, scenario: str, interface: str
 ) -> None:
-    """R36: every copy has ended when the call returns; what is behind the object is left alone."""
-    data = pattern(3 * STAGING_PART_BYTES + 12_345)
+    """R36: a slot is written to again only when it was copied out of, and every copy has ended when
+    the call returns; what is behind the object is left alone."""
+    data = pattern(11 * MIB + 12_345)
     url = daemon.put("llama", "weights", data)
     nbytes = len(data) + 1001
     told = children.on(
-        scenario, {"FAKECUDA_DELAY_US": "2000"}, url=url, nbytes=nbytes, interface=interface
+        scenario,
+        {"FAKECUDA_DELAY_US": "20000"},
+        url=url,
+        nbytes=nbytes,
+        interface=interface,
+        part_bytes=2 * MIB,
     )
     assert told.result["counts"] == [len(data)] * 2
     assert told.result["digest"] == digest(data)
     assert told.result["rest"] == digest(b"\xee" * 1001)
     assert all(told.result["ordered"])
     assert told.left == {} and told.said == []
-    assert daemon.count("POST /v1/gpu-read") == 8
+    assert daemon.count("POST /v1/gpu-read") == 12
     assert not daemon.targets
     calls = children.calls()
     assert calls["cuMemCreate"] <= STAGING_SLOTS
-    assert calls["cuMemcpyDtoDAsync"] == 8
+    assert calls["cuMemcpyDtoDAsync"] == 12
     assert_paired(calls)
 
 

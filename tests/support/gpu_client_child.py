@@ -299,6 +299,24 @@ def alloc_only(nbytes: int, device: object = 0) -> dict[str, Any]:
 
 
 @scenario
+def load(url: str, device: str, staging_bytes: int, early: int = 0) -> dict[str, Any]:
+    """Loads a model to a GPU, and leaves after `early` tensors where that is not 0."""
+    from tests.support import fake_torch
+
+    fake_torch.install()
+    tensors = {}
+    with racer.load(url, device=device, staging_bytes=staging_bytes, in_flight=2) as stream:
+        for name, tensor in stream:
+            assert tensor.device == device
+            tensors[name] = tensor  # Not looked at yet, which would wait for the GPU.
+            if len(tensors) == early:
+                break
+        rungs = dict(stream.report.rungs)
+    digests = {name: hashlib.sha256(tensor.tobytes()) for name, tensor in tensors.items()}
+    return {"digests": {name: d.hexdigest() for name, d in digests.items()}, "rungs": rungs}
+
+
+@scenario
 def forked(url: str, nbytes: int) -> dict[str, Any]:
     """A child of a process with GPU memory: it is told, and takes nothing with it when it ends."""
     told: dict[str, Any] = {}

@@ -13,7 +13,7 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from racer import bulk, messages
@@ -44,6 +44,7 @@ from racer.urls import RacerUrl
 
 if TYPE_CHECKING:
     from racer.gpu import GpuBuffer
+    from racer.gpu.place import GpuPlace
     from racer.gpu.reads import GpuSide
 
 Buffer = bytearray | memoryview
@@ -356,9 +357,22 @@ class Client:
             start, end = within(url, offset, offset + place.nbytes, stat.size)
             if start < end:
                 place.wait()
-                read = self._bulk(url, start, end, stat.etag, seconds)
-                self._gpu_side().fill(read, place)
+                self.fill_gpu(url, place, start, end, stat.etag, seconds)
             return end - start
+
+    def fill_gpu(
+        self,
+        url: RacerUrl,
+        place: GpuPlace,
+        start: int,
+        stop: int,
+        etag: str,
+        timeout: float | None = None,
+    ) -> Mapping[str, int]:
+        """Reads `[start, stop)`, which the version `etag` has, to the front of `place`; returns
+        the bytes by rung ("host" and "stream" are steps of the way, see `racer.gpu`)."""
+        seconds = self.timeout if timeout is None else timeout
+        return self._gpu_side().fill(self._bulk(url, start, stop, etag, seconds), place)
 
     def gpu_alloc(self, nbytes: int, device: object = 0) -> GpuBuffer:
         """Makes `nbytes` of GPU memory that the daemon writes into; the caller closes it.

@@ -8,12 +8,12 @@ several threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, Protocol
 
 from racer.host_memory import MAPPED_BYTES_MIN, bytes_at, copy_bytes, mapped_memory
 from racer.loading.plan import PlannedTensor
-from racer.models.source import SourceShare
+from racer.models.source import DeviceLanding, Source, SourceFile, SourceShare
 from racer.safetensors.errors import SafetensorsError
 from racer.safetensors.header import TensorInfo
 from racer.window import Window
@@ -75,8 +75,9 @@ class Building(Protocol):
 
     tensor: Any
 
-    def fill(self, offset: int, piece: memoryview) -> None:
-        """Puts `piece` at byte `offset`. On return the piece is not read any more."""
+    def fill(self, offset: int, piece: Any) -> None:
+        """Puts `piece`, a part of a landing's view, at byte `offset`. On return the piece is not
+        read any more."""
 
     def take(self, share: SourceShare, start: int, stop: int) -> None:
         """Takes its bytes of [start, stop) of the file from shared memory, which has them all."""
@@ -88,6 +89,33 @@ class Framework(Protocol):
 
     def build(self, info: TensorInfo, *, mapped: bool = False) -> Building:
         """Makes a tensor that passed `check`; `mapped` where its bytes may be shared memory."""
+
+    def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
+        """Memory for the calling thread to read into, near where the tensors are."""
+
+    def takes_shared(self, source: Source) -> bool:
+        """Whether memory that readers share is a good way to its tensors."""
+
+
+class FrameworkLanding(Protocol):
+    """A `SourceLanding` whose view `Building.fill` understands."""
+
+    @property
+    def view(self) -> Any: ...
+
+    def read(self, file: SourceFile, start: int, stop: int) -> Mapping[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+class _OnHost:
+    """What frameworks do whose tensors are in host memory."""
+
+    def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
+        return source.landing(nbytes)
+
+    def takes_shared(self, source: Source) -> bool:
+        return True
 
 
 class _Copied:
@@ -140,7 +168,7 @@ def _worth_mapping(info: TensorInfo, alignment: int) -> bool:
     return info.nbytes >= MAPPED_BYTES_MIN and info.start % alignment == 0
 
 
-class NumpyFramework:
+class NumpyFramework(_OnHost):
     """Arrays; with ml_dtypes, where it is installed, also bfloat16 and the float8 types."""
 
     def __init__(self) -> None:
@@ -227,6 +255,41 @@ class TorchFramework:
         memory = mapped_memory(info.nbytes)
         return _InHostMemory(info, over(memory), memoryview(memory))
 
+    def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
+        if self._device.type == "cuda":
+            landing = source.device_landing(nbytes, self._device)
+            if landing is not None:
+                return _TorchLanding(self._torch, landing)
+        return source.landing(nbytes)
+
+    def takes_shared(self, source: Source) -> bool:
+        """Bytes that the daemon writes into GPU memory need no host memory at all."""
+        return self._device.type != "cuda" or not source.reads_into(self._device)
+
+
+class _TorchLanding:
+    """GPU memory that the daemon writes into, as a tensor of bytes."""
+
+    def __init__(self, torch: Any, landing: DeviceLanding) -> None:
+        self._torch = torch
+        self._landing = landing
+        self._buffer: Any = None
+        self._view: Any = None
+
+    @property
+    def view(self) -> Any:
+        if self._buffer is not self._landing.buffer:
+            self._buffer = self._landing.buffer
+            self._view = self._torch.from_dlpack(self._buffer)
+        return self._view
+
+    def read(self, file: SourceFile, start: int, stop: int) -> Mapping[str, int]:
+        return self._landing.read(file, start, stop)
+
+    def close(self) -> None:
+        self._view = self._buffer = None
+        self._landing.close()
+
 
 class _OnDevice(_Copied):
     """Filled by copies that have ended when they return: no fence is left to wait for."""
@@ -237,9 +300,14 @@ class _OnDevice(_Copied):
         self._torch = torch
         self._bytes = tensor.reshape(-1).view(torch.uint8)
 
-    def fill(self, offset: int, piece: memoryview) -> None:
-        source = self._torch.frombuffer(piece, dtype=self._torch.uint8)
-        self._bytes[offset : offset + len(piece)].copy_(source, non_blocking=False)
+    def fill(self, offset: int, piece: Any) -> None:
+        place = self._bytes[offset : offset + len(piece)]
+        if isinstance(piece, memoryview):
+            source = self._torch.frombuffer(piece, dtype=self._torch.uint8)
+            place.copy_(source, non_blocking=False)
+            return
+        place.copy_(piece)  # From the same device, and so only queued.
+        self._torch.cuda.current_stream(self.tensor.device).synchronize()
 
 
 def _check_shape(build: Callable[[TensorInfo], Building], info: TensorInfo, name: str) -> None:

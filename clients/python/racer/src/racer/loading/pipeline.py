@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from racer.errors import Closed
-from racer.loading.frameworks import Building, Framework
+from racer.loading.frameworks import Building, Framework, FrameworkLanding
 from racer.loading.plan import Chunk, LoadPlan
 from racer.loading.sharing import Sharing, add_rungs, share_of
-from racer.models.source import Source, SourceLanding, SourceShare
+from racer.models.source import Source, SourceShare
 from racer.workers import NOTICE_SECONDS, WorkerGroup
 
 
@@ -119,7 +120,7 @@ class Pipeline:
         self._results.put(failure or Closed("the load was closed"))
 
     def _work(self) -> None:
-        landing = _LandingWhenNeeded(self._source, self._landing_bytes)
+        landing = _LandingWhenNeeded(self._framework, self._source, self._landing_bytes)
         try:
             while (index := self._todo.get()) is not None:
                 self._results.put((index, self._read(self._plan.chunks[index], landing)))
@@ -166,7 +167,7 @@ class Pipeline:
         return stop, time.perf_counter() - began
 
     def _copy(
-        self, chunk: Chunk, start: int, stop: int, landing: SourceLanding, rungs: dict[str, int]
+        self, chunk: Chunk, start: int, stop: int, landing: FrameworkLanding, rungs: dict[str, int]
     ) -> tuple[int, float]:
         """Reads [start, stop) of the chunk's file and copies it to the tensors."""
         add_rungs(rungs, landing.read(chunk.file, start, stop))
@@ -176,9 +177,9 @@ class Pipeline:
             begin, end = max(place, start), min(place + piece.length, stop)
             if begin >= end:
                 continue
-            # Released at once: an exception's traceback must not keep the landing from closing.
-            with landing.view[begin - start : end - start] as source:
-                self._of(piece.tensor).fill(piece.tensor_offset + begin - place, source)
+            building = self._of(piece.tensor)
+            with _part(landing.view, begin - start, end - start) as source:
+                building.fill(piece.tensor_offset + begin - place, source)
         return stop, time.perf_counter() - began
 
     def _build_empty(self, chunk: Chunk) -> None:
@@ -202,16 +203,29 @@ class Pipeline:
 class _LandingWhenNeeded:
     """A thread's landing, made for the first chunk that is not shared."""
 
-    def __init__(self, source: Source, nbytes: int) -> None:
+    def __init__(self, framework: Framework, source: Source, nbytes: int) -> None:
+        self._framework = framework
         self._source = source
         self._nbytes = nbytes
-        self._landing: SourceLanding | None = None
+        self._landing: FrameworkLanding | None = None
 
-    def get(self) -> SourceLanding:
+    def get(self) -> FrameworkLanding:
         if self._landing is None:
-            self._landing = self._source.landing(self._nbytes)
+            self._landing = self._framework.landing(self._source, self._nbytes)
         return self._landing
 
     def close(self) -> None:
         if self._landing is not None:
             self._landing.close()
+
+
+@contextmanager
+def _part(view: Any, begin: int, end: int) -> Iterator[Any]:
+    """A part of a landing's view. One of host memory is released at once: an exception's traceback
+    must not keep the landing from closing."""
+    part = view[begin:end]
+    try:
+        yield part
+    finally:
+        if isinstance(part, memoryview):
+            part.release()

@@ -186,7 +186,8 @@ class TensorStream:
             (shard.file, [tensor for tensor in shard.tensors if wanted(tensor.name)])
             for shard in model.shards
         ]
-        self._sharing = Sharing(self._source, self._share)
+        shared = self._framework.takes_shared(self._source)
+        self._sharing = Sharing(self._source, self._share if shared else "off")
         unit = self._sharing.piece_bytes or self._source.page_bytes
         plan = plan_load(files, grid=chunk_grid(self._chunk_bytes, unit))
         check_all(self._framework, plan.tensors)

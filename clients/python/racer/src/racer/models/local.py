@@ -79,6 +79,13 @@ class LocalSource:
     def share(self, file: SourceFile, at: int) -> NoReturn:
         raise ShareRefused("a directory shares no memory")
 
+    def reads_into(self, device: object) -> bool:
+        """Files are read into host memory."""
+        return False
+
+    def device_landing(self, nbytes: int, device: object) -> None:
+        """See `reads_into`."""
+
     def cancel(self) -> None:
         self.cancelled.set()
 

@@ -26,7 +26,7 @@ from racer.errors import (
 from racer.landing import Landing
 from racer.messages import Info
 from racer.models.names import DEFAULT_INDEX
-from racer.models.source import SourceFile
+from racer.models.source import DeviceLanding, SourceFile
 from racer.retry import Retries
 from racer.shared import SharedChunk
 from racer.urls import RacerUrl
@@ -58,6 +58,7 @@ class RacerSource:
         self.timeout = TIMEOUT_SECONDS if timeout is None else timeout
         self.client = Client(socket=socket, timeout=self.timeout, connections_max=_CONNECTIONS_MAX)
         self.cancelled = threading.Event()
+        self._gpu: bool | None = None  # Whether the GPU that is loaded into is the daemon's too.
         self._names = names
 
     @property
@@ -124,6 +125,20 @@ class RacerSource:
             shared.close()
             raise
         return RacerShare(shared)
+
+    def reads_into(self, device: object) -> bool:
+        if self._gpu is None:
+            from racer.models.device import serves_gpu  # Not for those who load into host memory.
+
+            self._gpu = serves_gpu(self.client, self._base.cache, device)
+        return self._gpu
+
+    def device_landing(self, nbytes: int, device: object) -> DeviceLanding | None:
+        if not self.reads_into(device):
+            return None
+        from racer.models.device import open_landing
+
+        return open_landing(self.client, nbytes, device, self.cancelled)
 
     def cancel(self) -> None:
         self.cancelled.set()

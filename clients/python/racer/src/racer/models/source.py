@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,20 @@ class SourceLanding(Protocol):
 
         Returns how many bytes came from where ("memory", "disk", "origin", "file" …).
         """
+
+    def close(self) -> None:
+        """Gives the memory up; done twice it does nothing."""
+
+
+class DeviceLanding(Protocol):
+    """GPU memory that reads land in, again and again; one thread's."""
+
+    @property
+    def buffer(self) -> Any:
+        """All of it, as a `GpuBuffer`. Another object after a read that replaced it."""
+
+    def read(self, file: SourceFile, start: int, stop: int) -> Mapping[str, int]:
+        """As `SourceLanding.read`. Nothing of ours may be using the memory any more."""
 
     def close(self) -> None:
         """Gives the memory up; done twice it does nothing."""
@@ -85,6 +99,13 @@ class Source(Protocol):
 
     def landing(self, nbytes: int) -> SourceLanding:
         """Makes touched memory of `nbytes` for the calling thread, which closes it."""
+
+    def reads_into(self, device: object) -> bool:
+        """Whether bytes come straight into memory of this GPU; if not, the log says why, once."""
+
+    def device_landing(self, nbytes: int, device: object) -> DeviceLanding | None:
+        """GPU memory of `nbytes` for the calling thread, which closes it; None where bytes do not
+        come straight into memory of this GPU, or there is none to be had."""
 
     @property
     def share_bytes(self) -> int:
