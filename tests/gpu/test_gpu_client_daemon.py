@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,6 +90,25 @@ def test_an_array_of_another_library_on_the_second_gpu(
     assert told.result["rest"] == digest(b"\xee" * 5)
     assert (told.left, told.said) == ({}, [])
     assert {where for _, where in driver_calls(client.log)} == {"-", "1"}
+    nothing_left(daemon)
+
+
+def test_bench_into_gpu_memory(standin: StandIn, daemon: DaemonProcess) -> None:
+    """R2: what GPU reads cost is measured with the client's own command."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "racer.cli", "bench", URL, "--gpu", "cuda:1", "--json"),
+            *("--size", "1MiB", "--count", "6", "--jobs", "2"),
+        ],
+        env=standin.environment(FAKECUDA_DEVICES="2", RACER_RUN_DIR=str(daemon.run_dir)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["reads"] == 6 and not {"host", "stream"} & set(told["rungs"])
     nothing_left(daemon)
 
 

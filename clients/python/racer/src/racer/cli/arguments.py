@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--size", type=parse_bytes, metavar="BYTES", help="bytes a read (4KiB …)")
     bench.add_argument("--count", type=_positive, default=None, metavar="N", help="reads in all")
     bench.add_argument("--seconds", type=float, default=5.0, help="how long (5), without --count")
+    bench.add_argument("--gpu", metavar="GPU", help="read into memory of this GPU (0, GPU-…)")
     _add_jobs(bench, 1, "threads that read")
 
     prefetch = add("prefetch", "fetch objects, or all under a prefix, into the node's cache")

@@ -10,7 +10,9 @@ import argparse
 import random
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from racer.bulk import SMALL_BYTES
 from racer.cli.connect import open_client
@@ -116,19 +118,87 @@ def run_bench(options: argparse.Namespace) -> int:
             print("the object is empty: there is nothing to read")
             return 1
         size = min(options.size or stat.size, stat.size)
-        bench = _Bench(client, stat.url, stat.etag, stat.size, size)
+        bench = _Bench(client, stat.url, stat.etag, stat.size, size, gpu=options.gpu)
         bench.read_all(options.jobs, options.count, options.seconds)
     bench.show(as_json=options.json)
     return 0
 
 
+class _Sink(Protocol):
+    """Where one thread's reads go."""
+
+    def read(self, offset: int) -> Mapping[str, int]:
+        """Reads one piece; returns its bytes by rung, where they are told."""
+
+    def close(self) -> None: ...
+
+
+class _BytesSink:
+    """Bytes objects: for small reads, which come over the socket."""
+
+    def __init__(self, bench: _Bench) -> None:
+        self._bench = bench
+
+    def read(self, offset: int) -> Mapping[str, int]:
+        bench = self._bench
+        bench.client.read(bench.url, offset, bench.size, etag=bench.etag)
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _LandingSink:
+    def __init__(self, bench: _Bench) -> None:
+        self._bench = bench
+        self._landing = bench.client.landing(bench.size)
+
+    def read(self, offset: int) -> Mapping[str, int]:
+        bench = self._bench
+        return self._landing.read(bench.url, offset, bench.size, etag=bench.etag).rungs
+
+    def close(self) -> None:
+        self._landing.close()
+
+
+class _GpuSink:
+    """GPU memory that the daemon writes into."""
+
+    def __init__(self, bench: _Bench, device: str) -> None:
+        self._bench = bench
+        self._url = RacerUrl.parse_object(bench.url)
+        self._buffer = bench.client.gpu_alloc(bench.size, device)
+
+    def read(self, offset: int) -> Mapping[str, int]:
+        from racer.gpu.place import GpuPlace
+
+        bench = self._bench
+        stop = min(offset + bench.size, bench.object_size)
+        with GpuPlace(self._buffer) as place:
+            return bench.client.fill_gpu(self._url, place, offset, stop, bench.etag)
+
+    def close(self) -> None:
+        self._buffer.close()
+
+
 class _Bench:
     """Reads of `size` bytes at random multiples of it. What one thread measures, all add up."""
 
-    def __init__(self, client: Client, url: str, etag: str, object_size: int, size: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        url: str,
+        etag: str,
+        object_size: int,
+        size: int,
+        *,
+        gpu: str | None = None,
+    ) -> None:
         self.client = client
         self.url = url
         self.etag = etag
+        self.object_size = object_size
+        self.gpu = gpu
         self.places = max(1, object_size // size)
         self.size = size
         self.seconds = 0.0
@@ -138,37 +208,35 @@ class _Bench:
 
     def read_all(self, jobs: int, count: int | None, seconds: float) -> None:
         shares = [(count or 0) // jobs + (n < (count or 0) % jobs) for n in range(jobs)]
-        landings = [self.client.landing(self.size) for _ in range(jobs if self._lands else 0)]
-        work = [(n, landings[n] if landings else None) for n in range(jobs)]
-        started = time.monotonic()
-        stop = started + seconds
-
-        def read(item: tuple[int, Landing | None]) -> None:
-            self._read_share(item[1], None if count is None else shares[item[0]], stop)
-
+        sinks: list[_Sink] = []
         try:
-            for_each(work, read, jobs, self.client.abort)
+            for _ in range(jobs):
+                sinks.append(self._sink())
+            started = time.monotonic()
+            stop = started + seconds
+
+            def read(n: int) -> None:
+                self._read_share(sinks[n], None if count is None else shares[n], stop)
+
+            for_each(range(jobs), read, jobs, self.client.abort)
             self.seconds = time.monotonic() - started
         finally:
-            for landing in landings:
-                landing.close()
+            for sink in sinks:
+                sink.close()
 
-    @property
-    def _lands(self) -> bool:
-        return self.size > SMALL_BYTES
+    def _sink(self) -> _Sink:
+        if self.gpu is not None:
+            return _GpuSink(self, self.gpu)
+        return _LandingSink(self) if self.size > SMALL_BYTES else _BytesSink(self)
 
-    def _read_share(self, landing: Landing | None, count: int | None, stop: float) -> None:
+    def _read_share(self, sink: _Sink, count: int | None, stop: float) -> None:
         latencies: list[float] = []
         rungs: dict[str, int] = {}
         places = random.Random(self.size)
         while len(latencies) < count if count is not None else time.monotonic() < stop:
             offset = places.randrange(self.places) * self.size
             started = time.perf_counter()
-            if landing is None:
-                self.client.read(self.url, offset, self.size, etag=self.etag)
-            else:
-                done = landing.read(self.url, offset, self.size, etag=self.etag)
-                add_rungs(rungs, done.rungs)
+            add_rungs(rungs, sink.read(offset))
             latencies.append(time.perf_counter() - started)
         with self._lock:
             self.latencies += latencies
