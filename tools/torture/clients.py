@@ -37,6 +37,7 @@ _WITNESS_KEYS = [f"/b/fast/{number}" for number in range(4)]
 _DAEMON = (
     *("--memory=64MiB", "--plaintext=32MiB", "--page-bytes=1MiB", "--frame-bytes=64KiB"),
     *("--scrub-bytes-per-second=0", "--log-level=warning"),
+    *("--share=64MiB", "--share-idle-seconds=1"),
 )
 
 

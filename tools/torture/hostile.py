@@ -103,6 +103,13 @@ class Connection:
         body, self._buffer = self._buffer[:length], self._buffer[length:]
         return Answer(int(first.split(" ")[1]), fields, body)
 
+    def receive_with_descriptors(self) -> tuple[Answer, list[int]]:
+        """One answer, and the descriptors that came with its first bytes; they are the caller's."""
+        fds: list[int] = []
+        with suppress(ConnectionResetError):
+            self._buffer, fds, _, _ = socket.recv_fds(self.sock, 1 << 16, 8)
+        return self.receive() if self._buffer else ENDED, fds
+
     def ended(self) -> bool:
         """Waits for the daemon to hang up; False where it sends something instead."""
         return not self._buffer and not self._more()

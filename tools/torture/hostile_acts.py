@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.torture.hostile import ENDED, Answer, Connection, head
-from tools.torture.hostile_targets import BAD_TARGETS, memory
+from tools.torture.hostile_targets import BAD_TARGETS, memory, opened
 from tools.torture.slow_origin import content
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -285,7 +285,8 @@ def vanishing_memory(attack: Attack) -> str:
 def _punch(fd: int, at: int) -> None:
     offset = ctypes.c_long(at - at % mmap.PAGESIZE)
     length = ctypes.c_long(mmap.PAGESIZE)
-    _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE_AND_PUNCH_HOLE, offset, length)
+    if _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE_AND_PUNCH_HOLE, offset, length) != 0:
+        raise OSError(ctypes.get_errno(), "fallocate")
 
 
 def _check_bytes_or_zeros(attack: Attack, key: str, start: int, found: bytes) -> None:
@@ -353,6 +354,54 @@ def released_while_read(attack: Attack) -> str:
         return told
 
 
+def shared_memory(attack: Attack) -> str:
+    """Takes memory that others read, too, and tries by every way to change it."""
+    key = attack.key(attack.rng.choice(["fast", "slow"]))
+    at = attack.rng.randrange(attack.object_bytes)
+    with attack.connected() as client:
+        client.send(head("POST /v1/share" + key, f"Range: bytes={at}-{at}"))
+        if attack.rng.random() < 0.2:
+            return "left before the answer"
+        answer, fds = client.receive_with_descriptors()
+        try:
+            told = _expect(answer, "200", "422 share_off")
+            if answer.status != 200:
+                return told
+            if len(fds) != 1:
+                raise WrongAnswer(f"{len(fds)} descriptors came with shared memory")
+            _deface(fds[0])
+            start, count = int(str(answer.json("offset"))), int(str(answer.json("bytes")))
+            wanted = content(key, attack.object_bytes, start, start + count)
+            if os.pread(fds[0], count, 0) != wanted:
+                raise WrongAnswer(f"wrong bytes of {key} in shared memory")
+            return told
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+def _deface(fd: int) -> None:
+    """Every way to write to the memory behind `fd`, or to change its size, has to fail."""
+    _deface_through(fd)
+    with suppress(OSError), opened(f"/proc/self/fd/{fd}", os.O_RDWR) as again:
+        _deface_through(again)
+
+
+def _deface_through(fd: int) -> None:
+    size = os.fstat(fd).st_size
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: os.pwrite(fd, b"defaced", 0),
+        lambda: os.ftruncate(fd, 0),
+        lambda: os.ftruncate(fd, size + mmap.PAGESIZE),
+        lambda: mmap.mmap(fd, mmap.PAGESIZE),
+        lambda: _punch(fd, 0),
+    )
+    for way in ways:
+        with suppress(OSError):
+            way()
+            raise WrongAnswer("shared memory could be written to, or its size be changed")
+
+
 # --- ends ---------------------------------------------------------------------------------------
 
 
@@ -398,6 +447,15 @@ def _in_prefetch(attack: Attack, client: Connection, stack: ExitStack) -> None:
     client.send(head("POST /v1/prefetch" + attack.key("slow")))
 
 
+def _in_share(attack: Attack, client: Connection, stack: ExitStack) -> None:
+    at = attack.rng.randrange(attack.object_bytes)
+    client.send(head("POST /v1/share" + attack.key("slow"), f"Range: bytes={at}-{at}"))
+
+
+def _in_explain(attack: Attack, client: Connection, stack: ExitStack) -> None:
+    client.send(head("GET /v1/explain" + attack.key("fast")))
+
+
 def _idle(attack: Attack, client: Connection, stack: ExitStack) -> None:
     """Connected, and nothing more."""
 
@@ -411,6 +469,8 @@ _PHASES: dict[str, Callable[[Attack, Connection, ExitStack], None]] = {
     "targets": _in_targets,
     "delete": _in_delete,
     "prefetch": _in_prefetch,
+    "share": _in_share,
+    "explain": _in_explain,
 }
 
 
@@ -452,7 +512,15 @@ ACTS: tuple[Callable[[Attack], str], ...] = (
     *(half_head, slow_head, garbage, huge_head, odd_requests, pipelined, deaf, half_close),
     *(descriptor_flood, descriptors_in_a_head, descriptors_for_nothing, other_messages),
     *(bad_target, bad_target, bad_target, vanishing_memory, leaked_targets, target_of_the_dead),
-    *(released_while_read, abrupt_close, abrupt_close, killed, killed),
+    *(
+        shared_memory,
+        shared_memory,
+        released_while_read,
+        abrupt_close,
+        abrupt_close,
+        killed,
+        killed,
+    ),
 )
 
 
