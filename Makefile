@@ -66,6 +66,7 @@ torture: dev ## the long campaigns of docs/reliability.md
 	$(BIN)/python -m tools.torture kills --kills 200
 	$(BIN)/python -m tools.torture faults
 	$(BIN)/python -m tools.torture clients
+	$(BIN)/python -m tools.torture overload
 
 lock: dev ## resolve requirements*.lock anew
 	$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
