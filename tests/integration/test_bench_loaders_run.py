@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.safetensors_bytes import model_file
 from tools.bench_loaders.lanes import LANES
-from tools.bench_loaders.measure import Benchmark
+from tools.bench_loaders.measure import Benchmark, Disagreement
 from tools.bench_loaders.scene import Scene
 
 # Every state in which racerd can be, and a loader beside it.
@@ -75,8 +75,23 @@ def test_tensors_that_differ_end_the_run(model: Path, scene_folder: Path) -> Non
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
-        with pytest.raises(RuntimeError, match="its tensors are not those"):
+        with pytest.raises(Disagreement, match="its tensors are not those"):
             benchmark.run([lane], 1, lambda line: None)
+
+
+def test_a_load_that_fails_is_tried_again_and_said(model: Path, scene_folder: Path) -> None:
+    """A file that is cut off for good ends the run after three tries; each is told."""
+    lane = next(lane for lane in LANES if lane.key == "pread-memory")
+    lines: list[str] = []
+    path = model / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with Scene(model, scene_folder) as scene:
+        benchmark = Benchmark(scene, Path(sys.executable), framework="numpy")
+        with pytest.raises(RuntimeError, match="ended with 1"):
+            benchmark.run([lane], 1, lines.append)
+    assert [line.partition(":")[0] for line in lines] == [
+        "pread-memory failed, and is tried again"
+    ] * 2
 
 
 def test_an_unknown_lane_is_refused_with_those_there_are(tmp_path: Path) -> None:

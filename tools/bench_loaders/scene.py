@@ -174,7 +174,7 @@ def wait_unused(daemon: DaemonProcess, budget: str) -> None:
             raise TimeoutError(
                 f"after {_UNUSED_SECONDS:.0f} s {used:,.0f} bytes are still charged to {budget!r}"
             )
-        time.sleep(0.05)
+        time.sleep(0.2)  # Each look costs racerd some milliseconds.
 
 
 def cpu_seconds(daemon: DaemonProcess) -> float:
