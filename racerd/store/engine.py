@@ -606,21 +606,27 @@ class Engine:
     def add_recovered(self, segment: int, header: RecordHeader, page: PageId) -> Dropped | None:
         """Adds a record found on the medium. Returns the loser if the page is here twice.
 
-        The younger segment wins; both hold the same bytes, since a page never changes.
+        Of two records that were both seen the one in the younger segment wins; they hold the same
+        bytes, since a page never changes. One that only the checkpoint tells of loses: it may have
+        its tombstone by now.
         """
         self.next_sequence = max(self.next_sequence, header.sequence + 1)
         place = header.place
         loser = None
         row = self.index.find(page)
+        flags = self.index.table.views["flags"]
         if row != NOTHING and self._offset(row) == place.offset:
+            flags[row] &= ~UNPROVEN
             return None
-        if row != NOTHING or page.key in self._pending:
+        if row != NOTHING and flags[row] & UNPROVEN:
+            loser = self._drop_row(row)
+        elif row != NOTHING or page.key in self._pending:
             other = self.index.table.views["segment"][row] if row != NOTHING else None
             if other is None or self.segments.generations[other] >= place.generation:
                 return self.reject_recovered(segment, header)
             loser = self._drop_row(row)
-        flags = ROW_V1 if header.version == FORMAT_V1 else 0
-        self._add(page, segment, place.offset, header.seal.length, header.record_bytes, flags=flags)
+        kind = ROW_V1 if header.version == FORMAT_V1 else 0
+        self._add(page, segment, place.offset, header.seal.length, header.record_bytes, flags=kind)
         return loser
 
     def reject_recovered(self, segment: int, header: RecordHeader) -> Dropped:

@@ -7,6 +7,7 @@ itself is written with no lock held.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -23,6 +24,8 @@ from racerd.store.settings import StoreSettings
 from racerd.store.superblock import encode_segment_header
 from racerd.store.watch import DiskWatch
 from racerd.telemetry import Metrics
+
+log = logging.getLogger(__name__)
 
 FULL_PAUSE_SECONDS = 10.0
 _TURN_SECONDS = 0.1
@@ -205,9 +208,10 @@ class SlabWriter:
             victim = live.engine.next_victim()
         if victim is None:
             return False
-        if moves:
+        if moves and victim.moves:
             for found in victim.moves:
                 self._move(found)
+            self._flush_moves()
         with live.lock:
             todo, pages = live.engine.evicted(victim)
         self._count_evicted("capacity", pages)
@@ -242,6 +246,15 @@ class SlabWriter:
         self._metrics.store_written_bytes.labels(self._label).inc(space.record_bytes)
         if dropped is not None:
             live.tombstones.add([dropped])
+
+    def _flush_moves(self) -> None:
+        """Copies are durable before the header that ends the life of what they were copied from:
+        a power loss in between must not cost pages that were durable already."""
+        try:
+            with self._watch.operation():
+                self._live.slab.device.flush()
+        except DiskError as error:
+            log.warning("%s: %s; %s", self._label, error.message, error.hint)
 
     def keep_floor(self) -> None:
         """Gives a segment back to a file system that others have filled up to the floor.

@@ -10,9 +10,11 @@ from racerd.store import disk
 from racerd.store.geometry import SUPERBLOCK_OFFSETS
 from racerd.store.housekeeper import Work
 from racerd.store.record import stamp_crc
+from racerd.store.superblock import SEGMENT_MAGIC
+from racerd.units import MIB
 from tests.sim.store_driver import InlineKeeper
 from tests.sim.test_store_recovery import PAGES, SMALL, Rig, wipe_checkpoints
-from tests.support.store_pages import counted
+from tests.support.store_pages import counted, sealed, version
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -179,3 +181,56 @@ def test_a_look_at_a_damaged_or_failing_record_is_no_confirmation() -> None:
     assert "its copy was damaged (header_crc)" in store.explain(PAGES[1])
     store.confirm(PAGES[0])
     assert rig.found(store, PAGES[:2]) == PAGES[:1]
+
+
+@pytest.mark.parametrize("between", [0, 25])
+@pytest.mark.parametrize("how", ["evicted", "dropped"])
+def test_a_page_that_was_dropped_and_kept_anew_after_the_checkpoint_is_found(
+    how: str, between: int
+) -> None:
+    """F29, R23: the checkpoint tells of the record that has a tombstone by now, the scan of the one
+    that was written later, in the same segment or in another: the one that is there counts."""
+    rig = Rig(8 * MIB)
+    store = rig.filled(PAGES[:5])
+    store.checkpoint()
+    page = PAGES[3]
+    if how == "evicted":
+        store.evict_object(page.version.object_id)
+    else:
+        store.drop(page, "corrupt_tag")
+        store.disks[0].tick()
+    others = [PageId(version(b"other"), number) for number in range(between)]
+    for each in (*others, page):
+        assert store.write(sealed(each))
+    store = rig.start()
+    assert rig.found(store, [page, *others]) == [page, *others]
+    store.close()
+    assert rig.found(rig.start(), [page]) == [page]
+
+
+def test_a_copy_is_durable_before_its_original_dies() -> None:
+    """R23: a power loss that keeps the new header of an emptied segment, and nothing else that was
+    not flushed, costs no page that was durable before eviction moved it."""
+    rig = Rig(2 * MIB)
+    hot = PageId(SMALL, 0)
+    store = rig.filled([hot])
+    store.checkpoint()
+    engine = store.disks[0]._live.engine
+
+    def place() -> int:
+        found = engine.start_check(hot)
+        engine.end_read(found)
+        return found.offset
+
+    first = place()
+    for number in range(200):
+        if place() != first:
+            break
+        assert rig.found(store, [hot])
+        assert store.write(sealed(PageId(version(b"flood"), number)))
+    assert place() != first, "it was never moved"
+    headers = [write for write in rig.medium.unflushed if write[1].startswith(SEGMENT_MAGIC)]
+    rig.medium.unflushed = headers
+    rig.medium.flush()
+    rig.medium.lose_power()
+    assert rig.found(rig.start(), [hot]) == [hot]
