@@ -94,6 +94,10 @@ class Array:
     def _capsule(self, *, stream: int | None = None, **options: Any) -> object:
         if "max_version" in options and not self.versioned:
             raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
+        current = ctypes.c_int(-1)
+        self.library.cuCtxGetDevice(ctypes.byref(current))
+        # Owners order their stream of the current GPU, and torch refuses another one than its own.
+        assert current.value == self.device.ordinal
         self.streams.append(stream)
         return dlpack.lend(
             self, self.address, self.nbytes, self.device.ordinal, versioned=self.versioned

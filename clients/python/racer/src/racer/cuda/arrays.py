@@ -53,7 +53,7 @@ class Destination:
         device = Device.numbered(int(array.__dlpack_device__()[1]))
         stream = Stream(device)
         try:
-            borrowed = dlpack.Borrowed(_capsule(array, stream.handle))
+            borrowed = dlpack.Borrowed(_capsule(array, device, stream.handle))
             try:
                 if borrowed.read_only:
                     raise TypeError("the CUDA array is read-only")
@@ -112,7 +112,20 @@ def _as_bytes(array: Any) -> Any:
     return array.detach().reshape(-1).view(torch.uint8)
 
 
-def _capsule(array: Any, stream: int) -> object:
+def _capsule(array: Any, device: Device, stream: int) -> object:
+    """A capsule of `array`, whose owner orders its current stream before `stream`.
+
+    Owners take "current" to mean the current GPU: it has to be the array's own meanwhile.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        with torch.cuda.device(array.device):
+            return _asked(array, stream)
+    with device.current():
+        return _asked(array, stream)
+
+
+def _asked(array: Any, stream: int) -> object:
     try:
         return array.__dlpack__(stream=stream, max_version=(1, 1))
     except TypeError:

@@ -45,6 +45,7 @@ class DeviceMemory:
                 f"{device} cannot export memory by descriptor",
                 code="gpu_export_unsupported",
                 hint="racerd reads into host memory, and the bytes are copied from there",
+                retry="never",
             )
         self.device = device
         self.size = size

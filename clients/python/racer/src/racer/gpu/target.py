@@ -5,6 +5,7 @@ Layer: gpu, on `racer.target` and `cuda`; thread-safe.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from typing import ClassVar
 
@@ -13,6 +14,8 @@ from racer.connection import Connection
 from racer.cuda.memory import DeviceMemory
 from racer.target import Registered
 from racer.wire import Request
+
+_log = logging.getLogger("racer")
 
 
 class GpuTarget(Registered[DeviceMemory]):
@@ -51,6 +54,8 @@ class GpuTarget(Registered[DeviceMemory]):
         """Has the daemons let go (they answer when nothing of theirs touches it any more), then
         frees the memory. One that does not answer keeps the physical memory for as long as it has
         it mapped: what it writes late, it writes to nobody's memory."""
+        if self._registered and not self.release():
+            _log.info("GPU memory was freed though a daemon did not say that it let go of it")
         super().close()
 
     def __del__(self) -> None:
