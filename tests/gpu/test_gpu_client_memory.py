@@ -94,6 +94,20 @@ def test_other_memory_is_reached_through_the_ring(
     assert_paired(calls)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e8m0fnu"])
+def test_parameters_of_torch(daemon: FakeDaemon, children: Children, dtype: str) -> None:
+    """L41: any type, with a gradient, on another GPU than the current one, which torch does not
+    lend as they are."""
+    data = pattern(2 * MIB)
+    url = daemon.put("llama", "weights", data)
+    count = len(data) // (2 if dtype == "bfloat16" else 1)
+    driver = {"FAKECUDA_DEVICES": "2"}
+    told = children.on("torch_tensor", driver, url=url, count=count, dtype=dtype, device="cuda:1")
+    assert told.result["count"] == len(data) and told.result["digest"] == digest(data)
+    assert "contiguous" in told.result["refused"]
+    assert told.left == {} and told.said == []
+
+
 def test_threads_share_a_bounded_ring(daemon: FakeDaemon, children: Children) -> None:
     """The staging of a client stays bounded, however many threads read."""
     contents = [bytes([n + 1]) * (2 * STAGING_PART_BYTES) for n in range(6)]

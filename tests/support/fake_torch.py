@@ -6,17 +6,27 @@ queued on the default stream and not waited for, as torch does it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from racer.cuda import dlpack
 from racer.cuda.device import Device
 
 __version__ = "0.stand-in"
-_BYTES = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int64": 8}
+_BYTES = {
+    "uint8": 1,
+    "float8_e8m0fnu": 1,
+    "int8": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "int64": 8,
+}
 
 
 class DType(str):
@@ -96,6 +106,30 @@ class Tensor:
             else:
                 _checked(_library().cuMemcpyHtoD_v2(to, source.memory, count))
 
+    # --- lending, with torch's refusals ---------------------------------------------------------
+
+    requires_grad = False
+    contiguous = True
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+    def detach(self) -> Tensor:
+        return Tensor(self.where, self.address, self.shape, self.dtype, self)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.where.ordinal
+
+    def __dlpack__(self, *, stream: int = -1, max_version: Any = None) -> object:
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient")
+        if _current() != self.where.ordinal:
+            raise BufferError("Can't export tensors on a different CUDA device index")
+        if self.dtype == "float8_e8m0fnu":
+            raise BufferError("float8 types are not supported by dlpack")
+        versioned = max_version is not None
+        return dlpack.lend(self, self.address, self.nbytes, self.where.ordinal, versioned=versioned)
+
     def tobytes(self) -> bytes:
         data = (ctypes.c_char * self.nbytes)()
         with self.where.current():
@@ -157,7 +191,23 @@ class _Stream:
             _checked(_library().cuStreamSynchronize(None))
 
 
-cuda = types.SimpleNamespace(current_stream=lambda name: _Stream(Device.find(name)))
+_devices: list[str] = ["cuda:0"]
+
+
+def _current() -> int:
+    return Device.find(_devices[-1]).ordinal
+
+
+@contextlib.contextmanager
+def _device(name: object) -> Iterator[None]:
+    _devices.append(str(name))
+    try:
+        yield
+    finally:
+        _devices.pop()
+
+
+cuda = types.SimpleNamespace(current_stream=lambda name: _Stream(Device.find(name)), device=_device)
 
 
 def install() -> None:

@@ -303,6 +303,26 @@ def alloc_only(nbytes: int, device: object = 0) -> dict[str, Any]:
 
 
 @scenario
+def torch_tensor(url: str, count: int, dtype: str, device: str) -> dict[str, Any]:
+    """A read into a parameter: one with a gradient, on a GPU that is not the current one."""
+    from tests.support import fake_torch
+
+    fake_torch.install()
+    place = fake_torch.device(device)
+    tensor = fake_torch.empty((count,), dtype=getattr(fake_torch, dtype), device=place)
+    tensor.requires_grad = True
+    with racer.Client(timeout=30) as client:
+        told: dict[str, Any] = {"count": client.read_into(url, tensor)}
+        told["digest"] = hashlib.sha256(tensor.tobytes()).hexdigest()
+        tensor.contiguous = False
+        try:
+            client.read_into(url, tensor)
+        except TypeError as error:
+            told["refused"] = str(error)
+    return told
+
+
+@scenario
 def load(url: str, device: str, staging_bytes: int, early: int = 0) -> dict[str, Any]:
     """Loads a model to a GPU, and leaves after `early` tensors where that is not 0."""
     from tests.support import fake_torch
