@@ -142,6 +142,7 @@ class TargetRegistry:
             GpuMemory.kind: self._open_gpu,
         }
         self._entries: dict[str, _Entry] = {}
+        self._opening = 0
         self._held: defaultdict[Hashable, set[str]] = defaultdict(set)
 
     def __len__(self) -> int:
@@ -166,7 +167,11 @@ class TargetRegistry:
         except RacerError as error:
             self._metrics.targets_refused.labels(error.code).inc()
             raise
-        target = await self._openers[wanted.kind](wanted, descriptor, deadline)
+        self._opening += 1  # Counts already: many may be opened side by side.
+        try:
+            target = await self._openers[wanted.kind](wanted, descriptor, deadline)
+        finally:
+            self._opening -= 1
         target_id = secrets.token_hex(16)
         self._entries[target_id] = _Entry(target, holder, peer.uid)
         self._held[holder].add(target_id)
@@ -231,10 +236,11 @@ class TargetRegistry:
                 hint=f"register a target of kind {' or '.join(self._openers)}",
             )
         held = len(self._held.get(holder, ()))
-        if held >= self._per_holder_max or len(self._entries) >= self._targets_max:
+        taken = len(self._entries) + self._opening
+        if held >= self._per_holder_max or taken >= self._targets_max:
             raise ResourceError(
                 "targets_too_many",
-                f"this connection holds {held} targets, the cache {len(self._entries)}",
+                f"this connection holds {held} targets, the cache {taken}",
                 hint="release targets that are not in use, or register one bigger target",
                 retry=Retry.SAME,
             )

@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MFD_HUGETLB = 4
-_SYS_IO_URING_SETUP = 425  # Of every architecture.
+_SYS_IO_URING_SETUP = 425  # These are of every architecture.
+_SYS_MEMFD_SECRET = 447
 _IO_URING_PARAMS_BYTES = 120
 _FLAGS = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 
@@ -99,7 +100,15 @@ def _io_uring() -> int:
     parameters = ctypes.create_string_buffer(_IO_URING_PARAMS_BYTES)
     fd = int(_libc.syscall(_SYS_IO_URING_SETUP, 4, parameters))
     if fd < 0:
-        raise OSError(ctypes.get_errno(), "io_uring_setup")
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd
+
+
+def _secret(size: int) -> int:
+    fd = int(_libc.syscall(_SYS_MEMFD_SECRET, os.O_CLOEXEC))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.ftruncate(fd, size)
     return fd
 
 
@@ -138,5 +147,6 @@ BAD_TARGETS: Mapping[str, tuple[Callable[[int], AbstractContextManager[int]], st
     "an eventfd": (lambda n: _closing(lambda: os.eventfd(0)), _NOT_MEMORY),
     "an epoll": (lambda n: _epoll(), _NOT_MEMORY),
     "a pidfd": (lambda n: _closing(lambda: os.pidfd_open(os.getpid())), _NOT_MEMORY),
+    "secret memory": (lambda n: _closing(lambda: _secret(n)), _NOT_MEMORY),
     "an io_uring": (lambda n: _closing(_io_uring), _NOT_MEMORY),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,30 @@ def test_targets_leave_descriptors_to_others(tmp_path: Path) -> None:
                 await rig.client(talk)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    uvloop.run(main())
+
+
+def test_targets_that_are_being_opened_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F26: the limit holds for targets that are checked and mapped side by side, on threads."""
+    monkeypatch.setattr(targets, "_INLINE_BYTES_MAX", 0)
+    clients, limit = 4, 1
+
+    async def main() -> None:
+        async with SocketRig(tmp_path, memory_reader(), targets_max=limit) as rig:
+            ready = threading.Barrier(clients, timeout=30)
+
+            def talk(client: RawClient) -> int:
+                with Memory(8 << 20) as memory:
+                    ready.wait()
+                    status = client.ask("POST /v1/targets", fds=[memory.fd]).status
+                    ready.wait()
+                    return status
+
+            statuses = await asyncio.gather(*(rig.client(talk) for _ in range(clients)))
+            assert sorted(statuses) == [201] * limit + [503] * (clients - limit)
 
     uvloop.run(main())
 
