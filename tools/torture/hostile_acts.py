@@ -84,7 +84,7 @@ def half_head(attack: Attack) -> str:
         attack.parked.append(parked)
         return "parked"
     with attack.connected() as client:
-        if attack.rng.random() < 0.2:
+        if attack.parked_max and attack.rng.random() < 0.2:
             # The daemon then holds the client's end, too, and would wait for ever for its end.
             client.send(part, [client.sock.fileno()])
             return "left with its own socket"
