@@ -178,6 +178,8 @@ class Recovery:
                     size = self._engine.geometry.segment_size(segment)
                     self._engine.settle(segment, SegmentState.SEALED, generation, min(used, size))
                 else:
+                    # What the checkpoint has of it is served before it is scanned.
+                    self._engine.segments.expect(segment, generation)
                     todo.append((segment, used, generation))
         return todo
 

@@ -135,6 +135,11 @@ class Segments:
             self.states[segment] = SegmentState.FREE
             self.free.append(segment)
 
+    def expect(self, segment: int, generation: int) -> None:
+        """Records of an UNKNOWN segment are known, and are of this generation."""
+        assert self.states[segment] is SegmentState.UNKNOWN
+        self.generations[segment] = generation
+
     def settle(self, segment: int, state: SegmentState, generation: int, used: int) -> None:
         """What recovery found out about an UNKNOWN segment: FRESH, FREE or SEALED."""
         assert self.states[segment] is SegmentState.UNKNOWN

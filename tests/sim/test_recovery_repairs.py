@@ -6,15 +6,16 @@ from __future__ import annotations
 import pytest
 
 from racerd.ids import PageId
-from racerd.store import disk
+from racerd.store import Store, disk
 from racerd.store.geometry import SUPERBLOCK_OFFSETS
 from racerd.store.housekeeper import Work
 from racerd.store.record import stamp_crc
 from racerd.store.superblock import SEGMENT_MAGIC
+from racerd.telemetry import Metrics
 from racerd.units import MIB
 from tests.sim.store_driver import InlineKeeper
-from tests.sim.test_store_recovery import PAGES, SMALL, Rig, wipe_checkpoints
-from tests.support.store_pages import counted, sealed, version
+from tests.sim.test_store_recovery import PAGES, PATH, SMALL, Rig, wipe_checkpoints
+from tests.support.store_pages import GEOMETRY, counted, read_back, sealed, settings, version
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -234,3 +235,37 @@ def test_a_copy_is_durable_before_its_original_dies() -> None:
     rig.medium.flush()
     rig.medium.lose_power()
     assert rig.found(rig.start(), [hot]) == [hot]
+
+
+def test_pages_of_the_segment_that_was_being_filled_are_read_before_it_is_scanned() -> None:
+    """R23, F29: the checkpoint's word on it is enough; nothing is taken for damaged and dropped."""
+    asked: list[bool] = []
+
+    class Impatient(Rig):
+        def keeper(self, name: str, work: Work) -> InlineKeeper:
+            made = super().keeper(name, work)
+            made.between_steps = lambda: asked.extend(self.look())
+            return made
+
+        def look(self) -> list[bool]:
+            if self.store is None or not self.store.contains(PAGES[6]):
+                return []
+            self.store.confirm(PAGES[5])
+            return [read_back(self.store, PAGES[6]), self.store.contains(PAGES[5])]
+
+        store: Store | None = None
+
+    rig = Impatient()
+    store = rig.filled(PAGES[:7])
+    store.checkpoint()
+    for page in PAGES[7:]:
+        assert store.write(sealed(page))
+    rig.metrics = Metrics()
+    rig.store = Store(
+        settings(PATH, capacity=rig.medium.size), GEOMETRY, rig.metrics,
+        open_device=lambda _: rig.device(), clock=rig.clock, make_keeper=rig.keeper,
+    )  # fmt: skip
+    rig.store.__enter__()
+    assert asked and all(asked)
+    assert counted(rig.metrics, "racer_corrupt_pages_total") == 0
+    assert rig.found(rig.store) == PAGES

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import random
 import shutil
 import sys
@@ -97,13 +98,19 @@ class Result:
 
 
 class Campaign:
-    """One scenario, from an empty folder to the last audit."""
+    """One scenario, from an empty folder to the last audit.
 
-    def __init__(self, scenario: Scenario, kills: int, seed: str, folder: Path) -> None:
+    `seconds`: no further life begins after so long; the last audit comes all the same.
+    """
+
+    def __init__(
+        self, scenario: Scenario, kills: int, seed: str, folder: Path, seconds: float
+    ) -> None:
         self.scenario = scenario
         self.kills = kills
         self.seed = seed
         self.folder = folder
+        self.seconds = seconds
         self.chance = random.Random(f"{seed} moments")
         self.slab = folder / "slab"
         self.ledger = Ledger(scenario.keeps)
@@ -126,7 +133,7 @@ class Campaign:
                     for _ in range(self.kills):
                         self._one_life(daemon)
                         self._check_files(usual)
-                        if self._defective():
+                        if self._defective() or time.monotonic() - started > self.seconds:
                             break
                 self._last_life(daemon, origin)
             finally:
@@ -403,11 +410,13 @@ def _until(true: object, what: str, *, seconds: float = _SETTLE_SECONDS) -> None
 # --- the command ----------------------------------------------------------------------------
 
 
-def run_scenario(name: str, kills: int, seed: str, parent: Path) -> Result:
+def run_scenario(
+    name: str, kills: int, seed: str, parent: Path, seconds: float = math.inf
+) -> Result:
     """Runs one scenario in a folder of its own below `parent`, which is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=parent))
     try:
-        campaign = Campaign(SCENARIOS[name], kills, f"{seed} {name}", folder)
+        campaign = Campaign(SCENARIOS[name], kills, f"{seed} {name}", folder, seconds)
         try:
             return campaign.run()
         except CampaignFailed as failure:
@@ -427,6 +436,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=200, help="in all (200)")
     parser.add_argument("--seed", type=int, default=None, help="random, and printed, by default")
     parser.add_argument("--scenario", choices=SCENARIOS, help="all kills in this one")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="at most, per scenario")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="on a disk")
 
 
@@ -439,7 +449,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = []
     for name, kills in counts.items():
         print(f"  {name}: {kills} kills, {SCENARIOS[name].text} …", flush=True)
-        results.append(run_scenario(name, kills, str(seed), arguments.folder))
+        results.append(run_scenario(name, kills, str(seed), arguments.folder, arguments.seconds))
         for broken in results[-1].broken:
             print(f"    BROKEN: {broken}", file=sys.stderr, flush=True)
     print(table(results))
