@@ -20,7 +20,6 @@ from tests.support.standin import StandIn
 from tools.daemon_process import DaemonProcess
 
 SIZE = 3_000_007
-PART_BYTES = 1 << 20
 DATA = random.Random(5).randbytes(SIZE)
 URL = "racer://local/models/weights.bin"
 
@@ -84,7 +83,6 @@ def test_an_array_of_another_library_on_the_second_gpu(
         nbytes=SIZE + 5,
         interface="dlpack-1",
         ordinal=1,
-        part_bytes=PART_BYTES,
     )
     assert told.result["digest"] == digest(DATA)
     assert told.result["rest"] == digest(b"\xee" * 5)
@@ -121,7 +119,7 @@ def test_a_gpu_that_is_lost_in_the_middle(
     ) as daemon:
         gpu_ready(daemon)
         told = children(standin, daemon, tmp_path).run(
-            "staged", url=URL, nbytes=SIZE + 1, interface="cuda", part_bytes=PART_BYTES
+            "staged", url=URL, nbytes=SIZE + 1, interface="cuda"
         )
         assert told.result["digest"] == digest(DATA)
         assert len(told.said) == 1 and "through host memory" in told.said[0]
@@ -154,8 +152,7 @@ def test_two_processes_at_once_while_the_driver_fails(
             runs = [
                 threads.submit(clients[0].run, "direct", url=URL, nbytes=SIZE),
                 threads.submit(
-                    clients[1].run, "staged_async", url=URL, nbytes=SIZE, interface="dlpack",
-                    part_bytes=PART_BYTES,
+                    clients[1].run, "staged_async", url=URL, nbytes=SIZE, interface="dlpack"
                 ),
             ]  # fmt: skip
             for run in runs:

@@ -147,12 +147,8 @@ def direct(url: str, nbytes: int, device: object = 0, offset: int = 0) -> dict[s
 
 
 @scenario
-def staged(
-    url: str, nbytes: int, interface: str, ordinal: int = 0, part_bytes: int = 0
-) -> dict[str, Any]:
+def staged(url: str, nbytes: int, interface: str, ordinal: int = 0) -> dict[str, Any]:
     """A read into an array that is not exportable, twice."""
-    if part_bytes:
-        staging.STAGING_PART_BYTES = part_bytes
     array = Array(nbytes, interface, ordinal)
     try:
         with racer.Client(timeout=30) as client:
@@ -186,11 +182,7 @@ def direct_async(url: str, nbytes: int, device: object = 0, offset: int = 0) -> 
 
 
 @scenario
-def staged_async(
-    url: str, nbytes: int, interface: str, ordinal: int = 0, part_bytes: int = 0
-) -> dict[str, Any]:
-    if part_bytes:
-        staging.STAGING_PART_BYTES = part_bytes
+def staged_async(url: str, nbytes: int, interface: str, ordinal: int = 0) -> dict[str, Any]:
     array = Array(nbytes, interface, ordinal)
 
     async def main() -> dict[str, Any]:
@@ -373,11 +365,8 @@ def forked(url: str, nbytes: int) -> dict[str, Any]:
 
 
 @scenario
-def faults(
-    of: str, plan: list[tuple[str, int, int]], part_bytes: int, **arguments: Any
-) -> dict[str, Any]:
+def faults(of: str, plan: list[tuple[str, int, int]], **arguments: Any) -> dict[str, Any]:
     """Runs scenario `of` once for each (call, code, nth), each in a fork that loads the driver."""
-    staging.STAGING_PART_BYTES = part_bytes
     return {f"{name}:{code}:{nth}": _forked(of, name, code, nth, arguments)
             for name, code, nth in plan}  # fmt: skip
 
@@ -442,6 +431,7 @@ def run(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     logging.getLogger("racer").addHandler(_Said())
+    staging.STAGING_PART_BYTES = 2 << 20  # So that small objects have many parts.
     print(json.dumps(run(sys.argv[1], json.loads(sys.argv[2]))))
 
 
