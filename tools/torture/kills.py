@@ -119,6 +119,7 @@ class Campaign:
         self.models: list[Model] = []
         self.readers: list[Reader] = []
         self._startup_seconds = 1.0
+        self._usual: set[str] = set()
 
     def run(self) -> Result:
         started = time.monotonic()
@@ -128,11 +129,10 @@ class Campaign:
         with CountingOrigin(objects) as origin:
             daemon = self._daemon(origin.url)
             try:
-                usual = self._first_life(daemon)
+                self._first_life(daemon)
                 with self._under_load(daemon.socket("local")):
                     for _ in range(self.kills):
                         self._one_life(daemon)
-                        self._check_files(usual)
                         if self._defective() or time.monotonic() - started > self.seconds:
                             break
                 self._last_life(daemon, origin)
@@ -214,26 +214,25 @@ class Campaign:
                 reader.cut()
             for reader in self.readers:
                 reader.join()
-            self._defective()
+            failures = [reader.failure for reader in self.readers if reader.failure is not None]
+            self.result.broken += [f"a reader ended: {failure!r}" for failure in failures]
 
     def _defective(self) -> bool:
-        failures = [reader.failure for reader in self.readers if reader.failure is not None]
-        self.result.broken += [f"a reader ended: {failure!r}" for failure in failures]
-        return bool(failures)
+        return any(reader.failure is not None for reader in self.readers)
 
     # --- lives ------------------------------------------------------------------------------
 
-    def _first_life(self, daemon: DaemonProcess) -> set[str]:
-        """Returns the files that a daemon has while it serves: none may be added to them."""
+    def _first_life(self, daemon: DaemonProcess) -> None:
+        """Notes the files that a daemon has while it serves: none may be added to them."""
         started = time.monotonic()
         daemon.start()
         self._startup_seconds = time.monotonic() - started
-        usual = files_below(self.folder)
+        self._usual = files_below(self.folder)
         daemon.stop()
-        return usual
 
-    def _check_files(self, usual: set[str]) -> None:
-        for name in sorted(files_below(self.folder) - usual):
+    def _check_files(self) -> None:
+        """What a kill has left must be gone once the next daemon is ready."""
+        for name in sorted(files_below(self.folder) - self._usual):
             self.result.broken.append(f"a file is left behind by a kill: {name}")
 
     def _one_life(self, daemon: DaemonProcess) -> None:
@@ -258,6 +257,7 @@ class Campaign:
         except (RuntimeError, TimeoutError) as error:
             raise CampaignFailed(f"somebody would have to look after it: {error}") from error
         self.lives.ready()
+        self._check_files()
 
     def _live(self, daemon: DaemonProcess, moment: str) -> str:
         """Lives until the moment to be killed. Returns what the daemon was really doing."""
