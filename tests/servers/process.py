@@ -50,8 +50,12 @@ def server(
     environ: Mapping[str, str] = {},
     *,
     ready_seconds: float = _READY_SECONDS,
+    drain_seconds: float = 0.0,
 ) -> Iterator[None]:
-    """Runs `command` in a process group of its own until the block ends."""
+    """Runs `command` in a process group of its own until the block ends.
+
+    It is killed then; a server that would leave something behind is asked to end before.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -66,6 +70,10 @@ def server(
             _wait(process, ready, log, ready_seconds)
             yield
         finally:
+            if drain_seconds:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(drain_seconds)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -59,7 +59,7 @@ def test_two_ranks(
         **environ, "VLLM_CPU_OMP_THREADS_BIND": "0|1", "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
     log = tmp_path / "log"
-    with server(command, log, lambda: healthy(port), changed, ready_seconds=240):
+    with server(command, log, lambda: healthy(port), changed, ready_seconds=240, drain_seconds=30):
         request = {
             "model": "served", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True,
