@@ -63,7 +63,7 @@ def failing(given: Any) -> Callable[[PageId], None]:
             return
         if code == "internal":
             raise LookupError("plaintext that must not be told")
-        retry = Retry.NEVER if code in ("forbidden", "origin_protocol") else Retry.SAME
+        retry = Retry.NEVER if code in ("forbidden", "origin_protocol", "share_off") else Retry.SAME
         kind: type[RacerError] = KINDS.get(code, SourceError)
         after = given.get("retry_after_seconds")
         raise kind(code, "it failed", hint="a hint", retry=retry, retry_after_seconds=after)
