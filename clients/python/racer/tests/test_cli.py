@@ -99,7 +99,9 @@ def test_explain_evict_prefetch(daemon: FakeDaemon, run: Racer) -> None:
     assert value["room_bytes"] == 8000
     told = done(run("pins", "local"))
     assert "object" in told and "prefix" in told and url in told and "2 pins" in told
+    assert told == done(run("pins")), "all caches are one"
     (value,) = lines(run("pins", "local", "--json"))
+    assert (value["cache"], value["room_bytes"]) == ("local", 8000)
     assert [(pin["url"], pin["prefix"]) for pin in value["pins"]] == [
         (url, False),
         ("racer://local/llama/", True),

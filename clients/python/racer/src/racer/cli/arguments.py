@@ -84,8 +84,10 @@ def build_parser() -> argparse.ArgumentParser:
     unpin = add("unpin", "take back a pin, named as it was made")
     _add_looking(unpin)
     unpin.add_argument("-r", "--recursive", action="store_true", help="the URL is a prefix")
-    pins = add("pins", "show what is pinned in a cache, and how much more may be")
-    pins.add_argument("cache", metavar="CACHE", help="the cache's name")
+    pins = add("pins", "show what is pinned, and how much more may be")
+    pins.add_argument(
+        "caches", nargs="*", metavar="CACHE", help="its name; without one, all caches"
+    )
     explain = add("explain", "show which rung would serve each page, and why not an earlier one")
     _add_looking(explain)
     _add_range(explain)

@@ -9,11 +9,11 @@ import argparse
 import threading
 
 from racer.cli.connect import open_client
-from racer.cli.output import ProgressBar, print_json, print_table, rungs_text
+from racer.cli.output import ProgressBar, print_json, print_table, printable, rungs_text
 from racer.cli.prefixes import is_prefix, known_size, objects
 from racer.cli.units import format_bytes, format_rate
 from racer.cli.work import for_each
-from racer.messages import Entry, add_rungs
+from racer.messages import Entry, Pins, add_rungs
 from racer.ranges import stop_of, within
 from racer.urls import RacerUrl
 
@@ -96,16 +96,21 @@ def run_unpin(options: argparse.Namespace) -> int:
 
 def run_pins(options: argparse.Namespace) -> int:
     with open_client(options) as client:
-        found = client.pins(options.cache)
-    if options.json:
+        for cache in options.caches or client.caches():
+            _show_pins(cache, client.pins(cache), as_json=options.json)
+    return 0
+
+
+def _show_pins(cache: str, found: Pins, *, as_json: bool) -> None:
+    if as_json:
         pins = [pin._asdict() for pin in found.pins]
-        print_json({"pins": pins, "room_bytes": found.room_bytes})
-        return 0
+        print_json({"cache": cache, "pins": pins, "room_bytes": found.room_bytes})
+        return
     rows = [
         ("prefix" if pin.prefix else "object", str(pin.pages), format_bytes(pin.bytes), pin.url)
         for pin in found.pins
     ]
     if rows:
         print_table(("pin of", "pages", "on disk", "url"), rows, " rr")
-    print(f"{len(rows)} pins; {format_bytes(found.room_bytes)} more may be pinned")
-    return 0
+    room = format_bytes(found.room_bytes)
+    print(f"{printable(cache)}: {len(rows)} pins; {room} more may be pinned")
