@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import random
 import signal
@@ -300,6 +301,70 @@ def test_a_client_that_leaves_while_its_memory_is_imported(
         names = [name for name, _ in driver_calls(log)]
         assert names.count("cuMemUnmap") == names.count("cuMemMap") == 1
         assert worker_pid(daemon) == pid
+
+
+def test_a_daemon_that_drains_finishes_its_gpu_reads(
+    standin: StandIn, tmp_path: Path, url: str, hold: Hold
+) -> None:
+    """F78: SIGTERM waits for what the GPU has in hand; the worker ends with the daemon."""
+    with gpu_daemon(standin, tmp_path, url, **hold.environ) as daemon:
+        gpu_ready(daemon)
+        worker = worker_pid(daemon)
+        with GpuClient(daemon) as client:
+            hold.put_up()
+            client.send_read(OBJECT)
+            hold.wait_reached()
+            assert daemon.process is not None
+            daemon.process.send_signal(signal.SIGTERM)
+            eventually(lambda: "draining" in daemon.get("/readyz"), "it drains")
+            hold.lift()
+            assert client.raw.receive().status == 200
+            assert client.memory.bytes(0, SIZE) == DATA
+        assert daemon.process.wait(60) == 0
+        assert not Path(f"/proc/{worker}").exists()
+
+
+def test_a_killed_daemon_takes_its_workers_with_it(
+    standin: StandIn, tmp_path: Path, url: str
+) -> None:
+    """R23, F91: nobody is left who holds clients' GPU memory; the next daemon serves."""
+    with gpu_daemon(standin, tmp_path, url) as daemon:
+        gpu_ready(daemon)
+        worker = worker_pid(daemon)
+        with GpuClient(daemon) as client:
+            assert client.read(OBJECT).status == 200
+            daemon.kill()
+            eventually(lambda: not Path(f"/proc/{worker}").exists(), "the worker is gone")
+        daemon.start()
+        gpu_ready(daemon)
+        with GpuClient(daemon) as client:
+            assert client.read(OBJECT).status == 200
+            assert client.memory.bytes(0, SIZE) == DATA
+
+
+def test_targets_that_come_and_go_leave_nothing(standin: StandIn, tmp_path: Path, url: str) -> None:
+    """F89, F90, F91: neither the daemon nor the worker holds more after many clients, whether they
+    released their targets or just went."""
+    with gpu_daemon(standin, tmp_path, url) as daemon:
+        gpu_ready(daemon)
+        worker = worker_pid(daemon)
+
+        def held() -> tuple[float, int, int]:
+            mapped = Path(f"/proc/{worker}/maps").read_text().count("fakegpu")
+            descriptors = len(os.listdir(f"/proc/{worker}/fd"))
+            return daemon.metric("racer_open_descriptors"), descriptors, mapped
+
+        with GpuClient(daemon) as client:  # What a first read makes for good.
+            assert client.read(OBJECT).status == 200
+        nothing_left(daemon)
+        before = held()
+        for number in range(12):
+            with GpuClient(daemon) as client:
+                assert client.read(OBJECT).status == 200
+                if number % 2:
+                    assert client.release().status == 200
+        nothing_left(daemon)
+        eventually(lambda: all(map(operator.le, held(), before)), lambda: f"{before}, {held()}")
 
 
 @pytest.mark.parametrize("fault", ["kernel:700:2", "kernel:719:1", "copy:702:1"])
