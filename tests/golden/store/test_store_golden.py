@@ -160,6 +160,9 @@ def test_a_slab_of_the_old_format_is_read(length: int) -> None:
     # And again by the checkpoint that was written in the new format.
     with open_store(medium, metrics) as store:
         assert store.disks[0].progress.pages_from_checkpoint == 1
+        assert store.unproven(page)
+        store.confirm(page)
+        assert store.contains(page) and not store.unproven(page)
         assert store.read(page, 0, buffers(page, GEOMETRY)) == seal
 
 
