@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import platform
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -90,6 +91,8 @@ def main() -> int:
         publish(Results.from_json(kept.read_text()), options.docs)
         return 0
     options.folder.mkdir(parents=True, exist_ok=True)
+    # Whoever ends this ends its servers and daemons, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before all was measured"))
     results = measure(options)
     print(f"\n{markdown(results)}")
     if not options.lanes:
