@@ -97,7 +97,8 @@ class Scene:
         if self._s3 is None:
             server = self._stack.enter_context(seaweedfs(self._folder / "s3", [BUCKET]))
             for name in self.names:
-                server.client.upload_file(str(self.model / name), BUCKET, f"{_PREFIX}/{name}")
+                content = (self.model / name).read_bytes()
+                server.put(BUCKET, f"{_PREFIX}/{name}".encode(), content)
             self._s3 = server
         return self._s3
 
