@@ -90,7 +90,7 @@ def test_a_model_from_cold_memory_and_disk(
         payload = sum(map(len, contents.values()))
         assert cold.report.read_bytes == warm.report.read_bytes == payload
         assert cold.report.rungs.get("origin", 0) > 0
-        assert warm.report.rungs.keys() <= {"memory", "disk"}
+        assert warm.report.rungs.keys() <= {"memory", "disk", "shared"}
 
 
 def test_one_file_and_a_choice(tmp_path: Path, objects: Path, contents: dict[str, bytes]) -> None:
@@ -177,7 +177,7 @@ class TestEnds:
 
     def held(self, daemon: DaemonProcess, origin: CountingOrigin, **options: Any) -> Any:
         """A stream with its first tensor taken, whose next reads are held at the origin."""
-        stream = stream_of(daemon, **options)
+        stream = stream_of(daemon, share="off", **options)
         stream.open()
         origin.gate.clear()
         # The headers' pages are in the cache: they hold the first chunk, and the empty tensor.
@@ -219,6 +219,31 @@ class TestEnds:
             daemon.start()
             got |= loaded(stream)
             assert got == contents
+
+    def test_interrupt_while_shared_memory_is_filled(
+        self, tmp_path: Path, origin: CountingOrigin
+    ) -> None:
+        """R36, R7: as below, where the daemon fills memory for several readers."""
+        with served(tmp_path, origin.url) as daemon:
+            stream = stream_of(daemon)
+            stream.open()
+            origin.gate.clear()
+            main = threading.main_thread().ident
+            assert main is not None
+
+            def interrupt() -> None:
+                assert origin.waiting.acquire(timeout=30)
+                signal.pthread_kill(main, signal.SIGINT)
+
+            interrupting = threading.Thread(target=interrupt)
+            interrupting.start()
+            with pytest.raises(KeyboardInterrupt):
+                next(stream)
+            interrupting.join()
+            stream.close()
+            assert not any(t.name.startswith("racer-load-") for t in _workers())
+            origin.gate.set()
+            assert len(loaded(stream_of(daemon))) == 24
 
     def test_interrupt(self, tmp_path: Path, origin: CountingOrigin) -> None:
         """R36: Ctrl-C while reads wait ends the load at once."""

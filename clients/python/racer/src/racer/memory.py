@@ -18,7 +18,6 @@ import os
 from typing import Literal
 
 from racer.errors import Closed, MemoryUnavailable
-from racer.huge_pages import back_with_huge_pages
 
 PageKind = Literal["transparent", "base"]
 
@@ -88,6 +87,8 @@ class SharedMemory:
 
     @classmethod
     def _make(cls, size: int, *, populate: bool) -> SharedMemory:
+        from racer.huge_pages import back_with_huge_pages  # Not at the top: it brings in ctypes.
+
         rounded = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         fd = os.memfd_create("racer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         mapping: mmap.mmap | None = None
