@@ -26,7 +26,7 @@ def lane(key: str, *seconds: float, extra: int = MIB, touch: float = 0.0) -> Lan
 
 
 def results(*lanes: LaneResult) -> Results:
-    return Results("2026-01-02", "2 cores <here> & there", GIB, 92, STAGING, lanes)
+    return Results("2026-01-02", "2 cores <here> & there", 0.5, GIB, 92, STAGING, lanes)
 
 
 EVERY = results(*(lane(known.key, 1.0, 3.0, 2.0) for known in LANES))
@@ -99,6 +99,8 @@ def test_the_table_has_every_lane_once_under_its_group() -> None:
     assert groups == sorted(groups)
     assert text.count("1 (reference)") == len(REFERENCE)
     assert "medians of 3 runs" in text
+    assert "load average 0.5 at the start" in text
+    assert "one run each" in markdown(results(lane("racer-s3", 1.0)))
 
 
 def test_the_table_takes_its_place_and_nothing_else() -> None:

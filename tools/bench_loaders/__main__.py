@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import platform
 import signal
 import sys
@@ -42,6 +43,7 @@ def machine() -> str:
 
 def measure(options: argparse.Namespace) -> Results:
     known = {lane.key: lane for lane in LANES}
+    load, _, _ = os.getloadavg()
     lanes = [known[key] for key in options.lanes or known]
     model = options.model
     if model is None:
@@ -57,6 +59,7 @@ def measure(options: argparse.Namespace) -> Results:
     return Results(
         date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         machine=machine(),
+        load=load,
         tensor_bytes=benchmark.tensor_bytes,
         tensors=benchmark.tensors,
         staging_bytes=STAGING_BYTES,

@@ -87,10 +87,14 @@ class LaneResult:
 
 @dataclass(frozen=True)
 class Results:
-    """A whole benchmark. `machine` is a line for readers; `staging_bytes` is the loader's bound."""
+    """A whole benchmark. `machine` is a line for readers; `staging_bytes` is the loader's bound.
+
+    `load` is the load average when it began: with other work on the machine, figures are worse.
+    """
 
     date: str
     machine: str
+    load: float
     tensor_bytes: int
     tensors: int
     staging_bytes: int

@@ -29,10 +29,11 @@ def put(page: str, text: str) -> str:
 
 def _intro(results: Results) -> Iterator[str]:
     rounds = min(len(lane.runs) for lane in results.lanes)
+    counted = f"medians of {rounds} runs" if rounds > 1 else "one run each"
     yield (
-        f"{results.date}, {results.machine}. {results.tensors} tensors of"
-        f" {results.tensor_bytes / GIB:.2f} GiB together; medians of {rounds} runs, in brackets"
-        " the fastest and the slowest."
+        f"{results.date}, {results.machine}, load average {results.load:.1f} at the start."
+        f" {results.tensors} tensors of {results.tensor_bytes / GIB:.2f} GiB together; {counted},"
+        " in brackets the fastest and the slowest."
     )
     versions = {_name(lane): lane.version for lane in results.lanes}
     listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
