@@ -143,6 +143,7 @@ class Engine:
         self._move_bytes_largest = int(geometry.segment_bytes * MOVE_SHARE)
         self._is_pinned = pinned
         self._fates = fates
+        self._scanned = array("Q")  # During recovery, by row: the sequences of scanned records.
         self._pending: dict[tuple[bytes, int], Reservation] = {}
         self._writing: set[Reservation] = set()  # Pending ones, cancelled ones, moves.
 
@@ -372,6 +373,8 @@ class Engine:
             page, segment=segment, block=block, length=length, flags=flags,
             pinned=self._is_pinned(page.version.object_id),
         )  # fmt: skip
+        if row < len(self._scanned):
+            self._scanned[row] = 0
         self._charge(row, segment, size)
         return row
 
@@ -606,9 +609,9 @@ class Engine:
     def add_recovered(self, segment: int, header: RecordHeader, page: PageId) -> Dropped | None:
         """Adds a record found on the medium. Returns the loser if the page is here twice.
 
-        Of two records that were both seen the one in the younger segment wins; they hold the same
-        bytes, since a page never changes. One that only the checkpoint tells of loses: it may have
-        its tombstone by now.
+        Of two records that were both seen the later one wins: a page is written anew only after its
+        record was dropped or found to be bad, and a crash may have come before the tombstone. One
+        that only the checkpoint tells of loses: it may have its tombstone by now.
         """
         self.next_sequence = max(self.next_sequence, header.sequence + 1)
         place = header.place
@@ -618,16 +621,23 @@ class Engine:
         if row != NOTHING and self._offset(row) == place.offset:
             flags[row] &= ~UNPROVEN
             return None
-        if row != NOTHING and flags[row] & UNPROVEN:
+        if (row != NOTHING and flags[row] & UNPROVEN) or (
+            row != NOTHING and header.sequence > self._sequence_of(row)
+        ):
             loser = self._drop_row(row)
         elif row != NOTHING or page.key in self._pending:
-            other = self.index.table.views["segment"][row] if row != NOTHING else None
-            if other is None or self.segments.generations[other] >= place.generation:
-                return self.reject_recovered(segment, header)
-            loser = self._drop_row(row)
+            return self.reject_recovered(segment, header)
         kind = ROW_V1 if header.version == FORMAT_V1 else 0
-        self._add(page, segment, place.offset, header.seal.length, header.record_bytes, flags=kind)
+        size = header.record_bytes
+        row = self._add(page, segment, place.offset, header.seal.length, size, flags=kind)
+        self._scanned.extend(0 for _ in range(len(self._scanned), row + 1))
+        self._scanned[row] = header.sequence
         return loser
+
+    def _sequence_of(self, row: int) -> int:
+        """The sequence of a row that was scanned; of one written since, more than any."""
+        known = self._scanned[row] if row < len(self._scanned) else 0
+        return known or self.next_sequence
 
     def reject_recovered(self, segment: int, header: RecordHeader) -> Dropped:
         """A record that was found but is not wanted; it gets a tombstone."""
@@ -695,6 +705,7 @@ class Engine:
 
     def recovered(self) -> None:
         """Recovery is complete: from now on the age of segments counts."""
+        self._scanned = array("Q")
         self.segments.recovered()
 
     @property

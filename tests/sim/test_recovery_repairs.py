@@ -12,7 +12,7 @@ from racerd.store.housekeeper import Work
 from racerd.store.record import stamp_crc
 from racerd.store.superblock import SEGMENT_MAGIC
 from racerd.telemetry import Metrics
-from racerd.units import MIB
+from racerd.units import KIB, MIB
 from tests.sim.store_driver import InlineKeeper
 from tests.sim.test_store_recovery import PAGES, PATH, SMALL, Rig, wipe_checkpoints
 from tests.support.store_pages import GEOMETRY, counted, read_back, sealed, settings, version
@@ -269,3 +269,20 @@ def test_pages_of_the_segment_that_was_being_filled_are_read_before_it_is_scanne
     assert asked and all(asked)
     assert counted(rig.metrics, "racer_corrupt_pages_total") == 0
     assert rig.found(rig.store) == PAGES
+
+
+@pytest.mark.parametrize("between", [0, 25])
+def test_of_two_records_of_a_page_the_later_one_counts(between: int) -> None:
+    """R22, F37: the first one was torn by a crash, its tombstone never written, and the page
+    kept anew, in the same segment or in another: a second crash does not cost it."""
+    rig = Rig()
+    store = rig.filled(PAGES[:3])
+    torn = store.disks[0]._live.engine.start_check(PAGES[2])
+    store.disks[0]._live.engine.end_read(torn)
+    rig.medium.punch(torn.offset + 16 * KIB, 4 * KIB)
+    assert not read_back(store, PAGES[2])
+    others = [PageId(version(b"other"), number) for number in range(between)]
+    for page in (*others, PAGES[2]):
+        assert store.write(sealed(page))
+    store = rig.start()  # Killed before the tombstone was written.
+    assert rig.found(store, [PAGES[2], *others]) == [PAGES[2], *others]
