@@ -16,6 +16,7 @@ from types import TracebackType
 
 _ROOT = Path("/sys/fs/cgroup")
 _REMOVE_SECONDS = 10.0
+_UNTOUCHED_BYTES = 1 << 30  # RLIMIT_DATA counts what is reserved, not what is used.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,10 @@ class MemoryLimit:
             self.how = version.name
             return self
         why = "; ".join(refused) or "no memory controller is mounted"
-        self.how = f"RLIMIT_DATA, NOT A CGROUP ({why}): the kernel's memory is not limited"
+        self.how = (
+            f"NOT A CGROUP ({why}) but RLIMIT_DATA, {_UNTOUCHED_BYTES >> 30} GiB above it for the"
+            " untouched stacks of threads: the kernel's memory is not limited"
+        )
         return self
 
     def __exit__(
@@ -82,7 +86,8 @@ class MemoryLimit:
     def command(self, command: Sequence[str]) -> list[str]:
         """`command`, to be started under the limit."""
         if self._group is None:
-            script = f'ulimit -d {self.limit_bytes >> 10} && exec "$@"'
+            kibibytes = (self.limit_bytes + _UNTOUCHED_BYTES) >> 10
+            script = f'ulimit -d {kibibytes} && exec "$@"'
             return ["/bin/sh", "-c", script, "sh", *command]
         script = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
         return ["/bin/sh", "-c", script, str(self._group), *command]

@@ -33,7 +33,7 @@ from tools.torture.vitals import Slack, Vitals, settled
 _OBJECT_BYTES = 4 * MIB
 _WORKERS = 2
 _PATIENCE_SECONDS = 60.0
-_SAMPLE_SECONDS = 0.5
+_SAMPLE_SECONDS = 0.2
 # Budgets far below what is asked for.
 _DAEMON = (
     *("--memory=32MiB", "--plaintext=32MiB", "--dirty=8MiB", "--page-bytes=1MiB"),
@@ -270,8 +270,9 @@ class _Sampler:
                 return
 
     def _look(self) -> None:
-        used = _by_budget(self._daemon.get("/metrics"), "racer_budget_used_bytes")
-        limits = _by_budget(self._daemon.get("/metrics"), "racer_budget_limit_bytes")
+        exposition = self._daemon.get("/metrics")
+        used = _by_budget(exposition, "racer_budget_used_bytes")
+        limits = _by_budget(exposition, "racer_budget_limit_bytes")
         for name, limit in limits.items():
             share = used[name] / limit if limit else 0.0
             self._found.fullest[name] = max(share, self._found.fullest.get(name, 0.0))
