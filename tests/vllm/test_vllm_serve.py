@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,20 @@ def healthy(port: int) -> bool:
         return bool(answer.status == 200)
 
 
+@contextmanager
+def serving(command: list[str], log: Path, port: int, environ: dict[str, str]) -> Iterator[None]:
+    """vLLM while it answers, and nothing of it afterwards: it leaves its ranks' shared memory."""
+    try:
+        with server(
+            command, log, lambda: healthy(port), environ, ready_seconds=240, drain_seconds=30
+        ):
+            yield
+    finally:
+        for name in set(re.findall(r"/(vllm_dist_[0-9a-f]{32})", log.read_text())):
+            for left in Path("/dev/shm").glob(f"{name}*"):
+                left.unlink()
+
+
 def test_two_ranks(
     engine: EngineProcess,
     vllm_python: Path,
@@ -59,7 +76,7 @@ def test_two_ranks(
         **environ, "VLLM_CPU_OMP_THREADS_BIND": "0|1", "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }  # fmt: skip
     log = tmp_path / "log"
-    with server(command, log, lambda: healthy(port), changed, ready_seconds=240, drain_seconds=30):
+    with serving(command, log, port, changed):
         request = {
             "model": "served", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True,
