@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,20 @@ def test_what_is_pinned_outlives_a_flood_and_restarts(tmp_path: Path) -> None:
         assert daemon.metric("racer_origin_bytes_total") > before, (
             "unpinned, it stayed all the same"
         )
+
+
+def test_the_daemon_tells_who_is_connected(tmp_path: Path) -> None:
+    """F66: a page for people, of a real daemon."""
+    (tmp_path / "models" / "b").mkdir(parents=True)
+    caches = {"local": f"file://{tmp_path / 'models'}"}
+    with DaemonProcess(tmp_path / "node", caches=caches, arguments=SMALL) as daemon:
+        assert json.loads(daemon.get("/debug/connections")) == []
+        with racer.Client(socket=daemon.socket("local")) as client:
+            client.info("local")
+            [told] = json.loads(daemon.get("/debug/connections"))
+            assert (told["cache"], told["pid"]) == ("local", os.getpid())
+            assert told["client"] == "waits for a request"
+            assert (told["targets"], told["not_taken_bytes"]) == (0, 0)
 
 
 def flood(client: racer.Client) -> None:
