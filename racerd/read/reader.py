@@ -327,6 +327,8 @@ class CacheReader:
             partial(self._evict_stored, bucket, key, prefix)
         )
         length_of = self.geometry.page_length
+        # What a read began to share while this waited was filled from what is gone now.
+        services.shares.evicted(matches)
         size += sum(length_of(page.version.size, page.index) for page in only_here)
         return pages + len(only_here), size
 

@@ -11,7 +11,9 @@ sealed against writing and handed to each reader as a read-only descriptor.
 
 One budget bounds all of it, from before the memory is made until the kernel says that nobody has it
 open or mapped any more: a reader may keep its mapping after its connection has ended, and what it
-keeps stays charged. Plaintext that nobody uses is not kept for long: `idle_seconds`.
+keeps stays charged. (What `SharedMemory.in_use` cannot see is not: a client that is out to waste
+memory of the node can hold some beyond the budget.) Plaintext that nobody uses is not kept for
+long: `idle_seconds`.
 
 Filling runs in a task of its own, under the deadline of nobody: each who waits has its own, and
 the last who leaves cancels it.
@@ -20,6 +22,7 @@ the last who leaves cancels it.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -34,6 +37,7 @@ from racerd.read.flight import twin
 from racerd.read.request import ReadReport, RequestContext
 from racerd.runtime.deadline import Deadline, deadline_exceeded
 from racerd.runtime.huge_pages import HUGE_PAGE_BYTES
+from racerd.runtime.process import descriptors_max
 from racerd.runtime.shared_memory import PageKind, SharedMemory, sharing_trouble
 from racerd.runtime.threads import WorkerThreads, settled
 from racerd.telemetry import Metrics
@@ -43,8 +47,14 @@ _LOG = logging.getLogger(__name__)
 
 SHARE_CHUNK_BYTES = 32 * MIB
 _FILL_SECONDS = 600.0
+_DESCRIPTORS_SHARE = 4  # Of the descriptors that this process may have, one of so many.
+_FULL_SECONDS = 0.05  # How long a refusal holds: looking for room takes a look at every chunk.
+_SWEEP_SECONDS = 0.003  # What one sweep may take of the loop; it goes on soon after.
+_SWEEP_PAUSE_SECONDS = 0.02
 
 # `(version, start, stop, destination, context)`, as `CacheReader.read_into`.
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
 Fill = Callable[
     [ObjectVersion, int, int, memoryview, RequestContext], Awaitable[ReadReport]
 ]  # fmt: skip
@@ -110,6 +120,8 @@ class SharedLandings:
         self._retired: list[_Chunk] = []
         self._filling: set[_Chunk] = set()
         self._charged_bytes = 0
+        self._chunks_max = max(1, descriptors_max() // _DESCRIPTORS_SHARE)
+        self._full_until = 0.0
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
         metrics.budget_limit.labels("share").set(limit_bytes)
@@ -181,6 +193,8 @@ class SharedLandings:
         try:
             return chunk.memory.reader()
         except OSError as error:
+            if error.errno not in _PASSING:
+                self._retire(chunk)  # Nobody could be given it any more.
             raise self._no_memory(error) from error
 
     # --- filling ----------------------------------------------------------------------------
@@ -215,10 +229,14 @@ class SharedLandings:
                 raise twin(error) from error
         finally:
             chunk.waiting.remove(waiter)
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # Seen, also by one who was cancelled in the same moment.
             if not chunk.waiting and chunk.report is None:
                 self._abandon(chunk)
 
     def _abandon(self, chunk: _Chunk) -> None:
+        """Cancels it; where it ended in this very moment, `_ended` finds that nobody wants it."""
+        chunk.unwanted = True
         self._forget(chunk)
         if chunk.task is not None:
             chunk.task.cancel()
@@ -231,7 +249,9 @@ class SharedLandings:
             failure = ResourceError("draining", "filling shared memory was cancelled")
         if failure is None:
             chunk.report = task.result()
-            if chunk.unwanted:
+            if chunk.unwanted and not chunk.waiting:
+                self._free(chunk)  # Given to nobody yet.
+            elif chunk.unwanted:
                 self._retire(chunk)
         else:
             self._forget(chunk)
@@ -289,15 +309,18 @@ class SharedLandings:
 
     def _make_room(self, wanted_bytes: int) -> None:
         """Gives up chunks that nobody uses until `wanted_bytes` fit. Raises `share_full`."""
-        if self._charged_bytes + wanted_bytes <= self._limit_bytes:
+        if self._fits(wanted_bytes):
             return
-        self._reap()
-        for chunk in list(self._chunks.values()):
-            if self._charged_bytes + wanted_bytes <= self._limit_bytes:
-                return
-            if chunk.evictable and not chunk.in_use():
-                self._drop(chunk, "room")
-        if self._charged_bytes + wanted_bytes > self._limit_bytes:
+        if time.monotonic() >= self._full_until:
+            self._reap()
+            for chunk in list(self._chunks.values()):
+                if self._fits(wanted_bytes):
+                    return
+                if chunk.evictable and not chunk.in_use():
+                    self._drop(chunk, "room")
+        if not self._fits(wanted_bytes):
+            if time.monotonic() >= self._full_until:
+                self._full_until = time.monotonic() + _FULL_SECONDS
             self._metrics.shares_refused.labels("full").inc()
             raise ResourceError(
                 "share_full",
@@ -307,34 +330,38 @@ class SharedLandings:
                 retry_after_seconds=1.0,
             )
 
-    def _keep_sweeping(self) -> None:
+    def _fits(self, wanted_bytes: int) -> bool:
+        chunks = len(self._chunks) + len(self._retired)
+        return self._charged_bytes + wanted_bytes <= self._limit_bytes and chunks < self._chunks_max
+
+    def _keep_sweeping(self, pause: float | None = None) -> None:
         """While there is anything, what nobody uses any more is looked for now and then."""
         if self._sweep is None and not self._closed and (self._chunks or self._retired):
-            pause = max(0.05, self._idle_seconds / 4)
+            pause = max(0.05, self._idle_seconds / 4) if pause is None else pause
             self._sweep = asyncio.get_running_loop().call_later(pause, self._swept)
 
     def _swept(self) -> None:
         self._sweep = None
         self._reap()
-        before = time.monotonic() - self._idle_seconds
+        now = time.monotonic()
         for chunk in list(self._chunks.values()):
             if not chunk.evictable:
                 continue
             if chunk.in_use():
-                chunk.used_at = time.monotonic()
-            elif chunk.used_at <= before:
+                chunk.used_at = now
+            elif chunk.used_at <= now - self._idle_seconds:
                 self._drop(chunk, "idle")
+                if time.monotonic() > now + _SWEEP_SECONDS:
+                    self._keep_sweeping(_SWEEP_PAUSE_SECONDS)
+                    return
         self._keep_sweeping()
 
     def _reap(self) -> None:
         """Frees what was retired and is not used any more."""
-        still_used = []
-        for chunk in self._retired:
-            if chunk.waiting or chunk.in_use():
-                still_used.append(chunk)
-            else:
+        for chunk in list(self._retired):
+            if not chunk.waiting and not chunk.in_use():
+                self._retired.remove(chunk)
                 self._free(chunk)
-        self._retired = still_used
 
     def _drop(self, chunk: _Chunk, reason: str) -> None:
         self._forget(chunk)
@@ -358,6 +385,7 @@ class SharedLandings:
         if memory is not None:
             memory.close()
         self._charged_bytes -= chunk.charged_bytes
+        chunk.charged_bytes = 0
 
     # --- from outside -----------------------------------------------------------------------
 

@@ -48,12 +48,16 @@ def back_with_huge_pages(fd: int, start: int, stop: int) -> bool:
         base = -(-space // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         writable = mmap.PROT_READ | mmap.PROT_WRITE
         if _libc.mmap(base, size, writable, mmap.MAP_SHARED | _MAP_FIXED, fd, start) != base:
+            # The kernel may have left a hole, where another thread's memory may lie by now: the
+            # addresses are not ours to give back any more.
+            space = None
             return False
         if not _allocate_one_page_of_each(fd, start, stop):
             return False
         return bool(_libc.madvise(base, size, _MADV_COLLAPSE) == 0)
     finally:
-        _libc.munmap(space, size + HUGE_PAGE_BYTES)
+        if space is not None:
+            _libc.munmap(space, size + HUGE_PAGE_BYTES)
 
 
 def _allocate_one_page_of_each(fd: int, start: int, stop: int) -> bool:

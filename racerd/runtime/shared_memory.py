@@ -8,11 +8,13 @@ kept here is read-only, and each `reader` is a read-only descriptor of its own.
 Who still uses it is the kernel's knowledge, not ours to count: a reader's descriptor, in its table,
 in a socket on the way to it, or behind a mapping that outlives both, all keep the file open. A
 write lease is granted only to whoever has a file open alone; asking for one tells (`in_use`).
+What it does not tell of is a descriptor that was opened with O_PATH: whoever makes one on purpose
+can keep the memory when we think that it is gone. It can be read by nobody who could not read it
+before.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -78,15 +80,16 @@ class SharedMemory:
         return self._open_again()
 
     def in_use(self) -> bool:
-        """Whether anybody else has this memory open or mapped. Two system calls."""
+        """Whether anybody else has this memory open or mapped, as far as can be told.
+
+        Two system calls. Where the kernel does not answer, it is used.
+        """
         if not self._sealed:
             return True
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return True
-            raise
+        except OSError:
+            return True
         fcntl.fcntl(self._fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return False
 

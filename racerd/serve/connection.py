@@ -319,6 +319,7 @@ class ClientConnection:
             async with limit, self._room.of(message, self, deadline):
                 response = await self._operations.handle(message, exchange)
                 try:
+                    self._check_last_answer_was_taken(response)
                     await self._send(response)
                 finally:
                     response.let_go()
@@ -327,6 +328,18 @@ class ClientConnection:
             if not limit.expired():
                 raise
             raise deadline_exceeded(f"carrying out {message.operation}") from error
+
+    def _check_last_answer_was_taken(self, response: Response) -> None:
+        """One descriptor at a time is on its way to a client: the kernel counts those that nobody
+        takes against all of ours together, and would refuse everybody else's."""
+        if response.descriptor is not None and queued_bytes(self._sock):
+            raise ResourceError(
+                "share_full",
+                "the answer before this one was not read yet",
+                hint="read each answer before the next request is sent",
+                retry=Retry.SAME,
+                retry_after_seconds=1.0,
+            )
 
     def _check_connection_is_served(self) -> None:
         if self._refusal is not None:

@@ -216,3 +216,28 @@ def test_an_object_that_changes_is_shared_anew(tmp_path: Path) -> None:
             os.close(new)
 
     uvloop.run(main())
+
+
+def test_a_client_that_takes_no_answer_gets_no_second_descriptor(tmp_path: Path) -> None:
+    """R5: descriptors on their way count against all of the daemon's together."""
+
+    async def main() -> None:
+        async with real_rig(tmp_path) as rig:
+
+            def answered(status: str) -> bool:
+                labels = {"cache": "cache", "operation": "share", "status": status}
+                return rig.metric("racer_requests_total", **labels) == 1
+
+            with RawClient(rig.path) as client:
+                client.send(head("POST /v1/share/b/k"))
+                await rig.until(lambda: answered("200"))
+                client.send(head("POST /v1/share/b/k"))
+                await rig.until(lambda: answered("503"))
+                first, descriptors, _, _ = socket.recv_fds(client.sock, 65_536, 8)
+                assert len(descriptors) == 1
+                os.close(descriptors[0])
+                client._buffer += first
+                assert client.receive().status == 200
+                assert client.receive().code == "share_full"
+
+    uvloop.run(main())

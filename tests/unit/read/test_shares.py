@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import mmap
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +19,7 @@ from racerd.read.request import ReadReport, RequestContext
 from racerd.read.shares import SHARE_CHUNK_BYTES, SharedLandings, SharedPiece
 from racerd.runtime.deadline import Deadline
 from racerd.runtime.huge_pages import HUGE_PAGE_BYTES
+from racerd.runtime.shared_memory import SharedMemory
 from racerd.runtime.threads import WorkerThreads
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
@@ -232,7 +234,12 @@ def test_the_budget_is_a_hard_limit_and_what_nobody_uses_makes_room() -> None:
         assert "--share" in caught.value.hint
         assert w.value("racer_shares_refused_total", reason="full") == 1
         mapping.close()
-        assert read(await w.acquire(OTHER)) == b"o" * OTHER.size
+        while w.value("racer_shares_evicted_total", reason="room") == 0:  # a refusal holds 50 ms
+            try:
+                piece = await w.acquire(OTHER)
+            except RacerError:
+                await asyncio.sleep(0.01)
+        assert read(piece) == b"o" * OTHER.size
         assert w.value("racer_shares_evicted_total", reason="room") == 1
         assert w.shares.charged_bytes == 2 * MIB
 
@@ -339,6 +346,101 @@ def test_cancelled_before_it_begins() -> None:
         await w.shares.close()
         assert w.fill.calls == 0
         assert w.shares.charged_bytes == 0
+
+    run(body)
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_leaving_at_any_moment_leaves_nothing(turns: int) -> None:
+    """R7: also in the very turn of the loop in which the filling ends."""
+
+    async def body(w: World) -> None:
+        reading = asyncio.ensure_future(w.acquire())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if turns % 2:
+            while w.fill.ended == 0 and not reading.done():  # noqa: ASYNC110  on threads of its own
+                await asyncio.sleep(0)
+            for _ in range(turns // 2):
+                await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            os.close(reading.result().descriptor)
+        w.shares.evicted(lambda object_id: True)
+        while w.shares.charged_bytes:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert w.shares.describe() == []
+
+    run(body)
+
+
+def test_the_last_leaves_in_the_turn_in_which_it_is_filled() -> None:
+    async def body(w: World) -> None:
+        chunk = w.shares._lead(VERSION, 0, "connection", w.fill)
+        assert chunk.task is not None
+        while not chunk.task.done():  # noqa: ASYNC110  its callbacks have not run by then
+            await asyncio.sleep(0)
+        if chunk.report is None:
+            w.shares._abandon(chunk)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert w.shares.charged_bytes == 0
+
+    run(body)
+
+
+def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be asked for is used: nothing is freed twice, or under somebody's feet."""
+
+    async def body(w: World) -> None:
+        piece = await w.acquire()
+        w.shares.evicted(lambda object_id: True)
+        os.close(piece.descriptor)
+
+        def refuse(fd: int, command: int, argument: int = 0) -> int:
+            raise OSError(12, "Cannot allocate memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "fcntl", refuse)
+            w.shares._reap()
+            assert w.shares.charged_bytes == 4 * MIB
+        w.shares._reap()
+        w.shares._reap()
+        assert w.shares.charged_bytes == 0
+
+    run(body)
+
+
+def test_chunks_are_bounded_by_descriptors_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(w: World) -> None:
+        monkeypatch.setattr(w.shares, "_chunks_max", 1)
+        piece = await w.acquire()
+        with pytest.raises(RacerError) as caught:
+            await w.acquire(OTHER)
+        assert caught.value.code == "share_full"
+        os.close(piece.descriptor)
+        w.shares._full_until = 0.0
+        assert read(await w.acquire(OTHER)) == b"o" * OTHER.size
+
+    run(body)
+
+
+def test_memory_that_cannot_be_given_out_any_more_is_retired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(w: World) -> None:
+        await w.use_and_let_go()
+
+        def refuse(self: SharedMemory) -> int:
+            raise OSError(13, "Permission denied")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SharedMemory, "reader", refuse)
+            with pytest.raises(RacerError):
+                await w.acquire()
+        assert read(await w.acquire()) == b"k" * VERSION.size
+        assert w.fill.calls == 2
 
     run(body)
 

@@ -118,6 +118,18 @@ def test_a_process_that_dies_does_not_use_it_any_more() -> None:
     memory.close()
 
 
+def test_what_the_kernel_does_not_tell_of() -> None:
+    """The limit of what can be known: a descriptor opened with O_PATH. It gives no right that its
+    maker had not, and is why the budget is not said to stop who is out to waste memory."""
+    memory = sealed(b"x" * 100)
+    reader = memory.reader()
+    hidden = os.open(f"/proc/self/fd/{reader}", os.O_PATH | os.O_CLOEXEC)
+    os.close(reader)
+    assert not memory.in_use()
+    os.close(hidden)
+    memory.close()
+
+
 def test_before_it_is_sealed_it_is_given_to_nobody() -> None:
     memory = SharedMemory(100)
     assert memory.in_use(), "whoever fills it uses it"

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import random
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from racer.errors import Corrupt, ShareRefused
+from racer.errors import Corrupt, MemoryUnavailable, ShareRefused
 from racer.loading import TensorStream, load
 from racer.loading.sharing import share_of
 from racer.models import SourceFile
@@ -223,3 +224,28 @@ def test_descriptors_are_closed_as_they_are_mapped() -> None:
         loaded = dict(stream)
         assert len(loaded) == len(LAYOUT) * 2
         assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_more_tensors_than_windows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R4: what finds no window gets memory of its own, and that is said once."""
+    monkeypatch.setattr("racer.window.WINDOWS_MAX", 2)
+    monkeypatch.setattr("racer.loading.frameworks._said", threading.Event())
+    gc.collect()
+    files, contents = model()
+    with caplog.at_level(logging.WARNING, "racer.load"):
+        loaded = dict(stream_of(MemorySource(files, share_bytes=MIB)))
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert sum("copying" in record.message for record in caplog.records) == 1
+
+
+def test_a_process_without_descriptors_reads_into_memory_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(file: SourceFile, at: int) -> None:
+        raise MemoryUnavailable("the descriptor of an answer could not be taken")
+
+    files, contents = model()
+    source = MemorySource(files, share_bytes=MIB, on_share=refuse)
+    assert {name: array.tobytes() for name, array in stream_of(source)} == contents

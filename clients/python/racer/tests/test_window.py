@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from racer import window as window_module
 from racer.errors import MemoryUnavailable
-from racer.window import Window, _Ranges
+from racer.window import Window, _count, _Ranges
 
 PAGE = 4096
 SIZE = 40 * PAGE + 123
@@ -104,6 +105,37 @@ def test_more_than_there_are_addresses() -> None:
 def test_ranges_say_what_is_new(added: list[tuple[int, int]]) -> None:
     ranges, seen = _Ranges(), set()
     for start, length in added:
-        new = {at for begin, end in ranges.add(start, start + length) for at in range(begin, end)}
+        missing = ranges.missing(start, start + length)
+        new = {at for begin, end in missing for at in range(begin, end)}
         assert new == set(range(start, start + length)) - seen
+        for gap in missing:
+            ranges.add(*gap)
         seen |= new
+
+
+def test_there_are_not_more_windows_than_mappings_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """L49: the kernel limits mappings; who asks is told, and others in the process are spared."""
+    monkeypatch.setattr(window_module, "WINDOWS_MAX", _count._windows + 2)
+    kept = [Window(0, SIZE), Window(0, SIZE)]
+    with pytest.raises(MemoryUnavailable, match="windows"):
+        Window(0, SIZE)
+    kept.pop()
+    kept.append(Window(0, SIZE))
+
+
+def test_addresses_that_may_be_anothers_are_never_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mapping that failed may have left a hole, and another thread's memory may lie there."""
+    window = Window(0, SIZE)
+    given_back: list[int] = []
+    monkeypatch.setattr(window_module, "_mmap", lambda *arguments: 0)
+    with pytest.raises(MemoryUnavailable):
+        window.make_private(0, SIZE)
+    assert window._private.missing(0, SIZE) == [(0, SIZE)], "nothing was put there"
+    monkeypatch.setattr(window_module, "_munmap", lambda address, _: given_back.append(address))
+    del window
+    gc.collect()
+    assert given_back == []

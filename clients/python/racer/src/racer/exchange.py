@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from racer.errors import ConnectionLost, ProtocolError
+from racer.errors import ConnectionLost, MemoryUnavailable, ProtocolError
 from racer.wire import BODY_BYTES_MAX, HeadReader, Request, ResponseHead
 
 RECEIVE_BYTES = 64 << 10
@@ -107,8 +107,13 @@ class Exchange:
         They are the caller's also where this raises.
         """
         descriptors += taken(control)
-        if flags & socket.MSG_CTRUNC or len(descriptors) > 1:
+        if len(descriptors) > 1:
             raise ProtocolError("an answer came with more than one descriptor")
+        if flags & socket.MSG_CTRUNC:
+            raise MemoryUnavailable(
+                "the descriptor of an answer could not be taken",
+                hint="this process is at its limit of open files (ulimit -n)",
+            )
         return self.feed(data)
 
     def whole_body(self) -> bytes | None:

@@ -47,6 +47,9 @@ def back_with_huge_pages(fd: int, size: int) -> bool:
         base = -(-space // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         access = mmap.PROT_READ | mmap.PROT_WRITE
         if _mmap(base, whole, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != base:
+            # The kernel may have left a hole, where another thread's memory may lie by now: the
+            # addresses are not ours to give back any more.
+            space = None
             return False
         for at in range(0, whole, _HUGE_PAGE_BYTES):
             os.posix_fallocate(fd, at, mmap.PAGESIZE)
@@ -54,4 +57,5 @@ def back_with_huge_pages(fd: int, size: int) -> bool:
     except OSError:
         return False  # No memory: whoever wants all of it is told next.
     finally:
-        _munmap(space, room)
+        if space is not None:
+            _munmap(space, room)

@@ -538,7 +538,8 @@ def read_shared(head: ResponseHead, body: bytes, at: int, etag: str | None) -> S
     _check_version(served, etag)
     start, size = value.number("offset"), value.number("size")
     stop = start + value.number("bytes")
-    if not start <= at < stop <= size or start % SHARE_ALIGNMENT:
+    ends_well = stop == size or stop % SHARE_ALIGNMENT == 0
+    if not start <= at < stop <= size or start % SHARE_ALIGNMENT or not ends_well:
         raise ProtocolError(
             f"asked for byte {at}, and bytes {start} to {stop} of {size} are shared"
         )

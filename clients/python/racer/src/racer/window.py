@@ -26,6 +26,10 @@ from racer.errors import MemoryUnavailable
 _HUGE_PAGE_BYTES = 2 << 20
 _PAGE_BYTES = mmap.PAGESIZE
 
+# An eighth of the mappings that a process may have by default: a window takes two, and one for each
+# piece that is mapped into it.
+WINDOWS_MAX = 8192
+
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _MADV_HUGEPAGE = 14
@@ -44,12 +48,38 @@ _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
+class _Count:
+    """How many windows there are: the kernel limits a process's mappings, and each takes some."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._windows = 0
+
+    def enter(self) -> None:
+        """Counts another one, which leaves in any case. Raises MemoryUnavailable."""
+        with self._lock:
+            self._windows += 1
+            if self._windows > WINDOWS_MAX:
+                raise MemoryUnavailable(
+                    f"{WINDOWS_MAX:,} windows are open in this process",
+                    hint="use memory without them; each takes mappings (vm.max_map_count)",
+                )
+
+    def leave(self) -> None:
+        with self._lock:
+            self._windows -= 1
+
+
+_count = _Count()
+
+
 class _Space:
     """Reserved addresses, given back when nobody refers to this any more."""
 
     def __init__(self, nbytes: int) -> None:
         self.address = 0
         self.nbytes = nbytes
+        _count.enter()
         found = _mmap(
             None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0
         )
@@ -57,7 +87,12 @@ class _Space:
             raise _unavailable(nbytes)
         self.address = found
 
+    def leave(self) -> None:
+        """Never gives the addresses back: others may have them by now."""
+        self.address = 0
+
     def __del__(self) -> None:
+        _count.leave()
         if self.address:
             _munmap(self.address, self.nbytes)
 
@@ -107,10 +142,11 @@ class Window:
         """
         begin, end = self._pages(start, stop)
         with self._lock:
-            for gap_start, gap_stop in self._private.add(begin, end):
+            for gap_start, gap_stop in self._private.missing(begin, end):
                 self._map(gap_start, gap_stop, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
                 # First touch is what loading waits for; a kernel without huge pages says EINVAL.
                 _madvise(self._address_of(gap_start), gap_stop - gap_start, _MADV_HUGEPAGE)
+                self._private.add(gap_start, gap_stop)
 
     def _pages(self, start: int, stop: int) -> tuple[int, int]:
         """The whole pages of this window that [start, stop) touches."""
@@ -124,6 +160,9 @@ class Window:
             wanted, end - begin, access, flags | _MAP_FIXED | _MAP_NORESERVE, descriptor, offset
         )
         if got != wanted:
+            # The kernel may have left a hole, where another thread's memory may lie by now: the
+            # addresses are not ours to give back any more.
+            self._space.leave()
             raise _unavailable(end - begin)
 
     def _address_of(self, position: int) -> int:
@@ -136,8 +175,12 @@ class _Ranges:
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
 
-    def add(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Adds [start, stop) and returns what of it is new."""
+    def add(self, start: int, stop: int) -> None:
+        """Adds [start, stop), of which nothing was added before."""
+        self._ranges.append((start, stop))
+
+    def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """What of [start, stop) was not added yet."""
         gaps = [(start, stop)] if start < stop else []
         for old_start, old_stop in self._ranges:
             left = []
@@ -147,7 +190,6 @@ class _Ranges:
                 if max(begin, old_stop) < end:
                     left.append((max(begin, old_stop), end))
             gaps = left
-        self._ranges += gaps
         return gaps
 
 

@@ -8,9 +8,12 @@ several threads.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, Protocol
 
+from racer.errors import MemoryUnavailable
 from racer.host_memory import MAPPED_BYTES_MIN, bytes_at, copy_bytes, mapped_memory
 from racer.loading.plan import PlannedTensor
 from racer.models.source import DeviceLanding, Source, SourceFile, SourceShare
@@ -19,6 +22,9 @@ from racer.safetensors.header import TensorInfo
 from racer.window import Window
 
 FrameworkName = Literal["pt", "numpy"]
+
+_log = logging.getLogger("racer.load")
+_said = threading.Event()
 
 _TORCH: Final = {
     "BOOL": "bool",
@@ -163,6 +169,21 @@ class _InWindow:
         self._window.map_shared(share.fileno(), share.start, start, stop)
 
 
+def _in_window(info: TensorInfo, make: Callable[[memoryview], Any]) -> Building | None:
+    """None where the process has no more room for windows: memory of its own will do."""
+    try:
+        return _InWindow(info, make)
+    except MemoryUnavailable as error:
+        _say_once(error)
+        return None
+
+
+def _say_once(error: MemoryUnavailable) -> None:
+    if not _said.is_set():
+        _said.set()
+        _log.warning("copying tensors that could be mapped: %s", error)
+
+
 def _worth_mapping(info: TensorInfo, alignment: int) -> bool:
     """Small tensors are copied: a mapping costs more. So are those that lie askew in their file."""
     return info.nbytes >= MAPPED_BYTES_MIN and info.start % alignment == 0
@@ -211,7 +232,9 @@ class NumpyFramework(_OnHost):
             array = self._numpy.empty(info.shape, dtype)
             return _InHostMemory(info, array, array.reshape(-1).view("u1").data)
         if mapped and _worth_mapping(info, dtype.itemsize):
-            return _InWindow(info, over)
+            in_window = _in_window(info, over)
+            if in_window is not None:
+                return in_window
         memory = mapped_memory(info.nbytes)
         return _InHostMemory(info, over(memory), memoryview(memory))
 
@@ -251,7 +274,9 @@ class TorchFramework:
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
             return _InHostMemory(info, tensor, bytes_at(tensor.data_ptr(), info.nbytes))
         if mapped and _worth_mapping(info, dtype.itemsize):
-            return _InWindow(info, over)
+            in_window = _in_window(info, over)
+            if in_window is not None:
+                return in_window
         memory = mapped_memory(info.nbytes)
         return _InHostMemory(info, over(memory), memoryview(memory))
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Literal
 
-from racer.errors import BadRequest, ShareRefused
+from racer.errors import BadRequest, MemoryUnavailable, RacerError, ShareRefused
 from racer.models.source import Source, SourceFile, SourceShare
 
 ShareMode = Literal["auto", "off"]
@@ -38,7 +38,7 @@ class Sharing:
             return None
         try:
             return self._source.share(file, at)
-        except (ShareRefused, BadRequest) as error:
+        except (ShareRefused, MemoryUnavailable, BadRequest) as error:
             if isinstance(error, BadRequest) and error.code not in _OFF_CODES:
                 raise
             self._note(error)
@@ -50,7 +50,7 @@ class Sharing:
             return 1 << 63
         return at - at % self.piece_bytes + self.piece_bytes
 
-    def _note(self, error: ShareRefused | BadRequest) -> None:
+    def _note(self, error: RacerError) -> None:
         first = error.code not in self.refused
         self.refused[error.code] = self.refused.get(error.code, 0) + 1
         if error.code in _OFF_CODES:
