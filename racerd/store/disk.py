@@ -225,8 +225,7 @@ class Disk:
             live.engine.mark_pinned(slab.notes.pins)
         for segment in recovery.headless:
             writer.renew_header(segment)
-        if live.tombstones.bury() and slab.notes.fences:
-            slab.write_notes(replace(slab.notes, sequence=slab.notes.sequence + 1, fences=()))
+        self._settle(live)
         if slab.before != slab.geometry:
             # Where the last checkpoint was is segment room now, or beyond the end.
             live.next_checkpoint = 0
@@ -236,6 +235,19 @@ class Disk:
         if recovery.progress.pages_from_scan >= SCANNED_WORTH_A_CHECKPOINT:
             # Who is killed again before the next one is due would scan all that once more.
             live.changed, self._checkpoint_due = True, self.watch.now()
+
+    def _settle(self, live: LiveSlab) -> None:
+        """Ends recovery for good once its tombstones are written: no eviction is noted any more.
+
+        Raises DiskError; the next tick tries again, and no page is kept until then.
+        """
+        if not live.tombstones.bury():
+            return
+        notes = live.slab.notes
+        if notes.fences:
+            with self.watch.operation():
+                live.slab.write_notes(replace(notes, sequence=notes.sequence + 1, fences=()))
+        live.settled = True
 
     def _tell_recovery(self, live: LiveSlab, seconds: float) -> None:
         progress = live.progress
@@ -549,8 +561,12 @@ class Disk:
     def write(self, sealed: SealedPage) -> str:
         """Writes a page. Returns "kept", or the reason why not."""
         writer = self._writer
-        if self._live is None or writer is None or not self.watch.writable:
+        live = self._live
+        if live is None or writer is None or not self.watch.writable:
             return "down"
+        if not live.settled:
+            # It may be here already: of two records a crash could leave the one that is torn.
+            return "recovering"
         return writer.write(sealed)
 
     def drop(self, page: PageId) -> bool:
@@ -726,6 +742,8 @@ class Disk:
             return
         try:
             writer.keep_floor()
+            if live.progress.done and not live.settled:
+                self._settle(live)
         except DiskError as error:
             log.warning("%s: %s", self.label, error.message)
         if live.tombstones:

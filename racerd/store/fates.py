@@ -28,7 +28,7 @@ UNREADABLE = "given up: the disk failed twice to read it"
 # By the result that `racer_store_writes_total` counts. Those that are missing are no refusals.
 _REFUSALS = {
     "down": "not kept: no disk took writes",
-    "recovering": "not kept: recovery had not found a free segment yet",
+    "recovering": "not kept: recovery was not over yet",
     "not_admitted": "not kept: another node's page, seen for the first time",
     "write_budget": "not kept: what may be written to the disk in a day is spent",
     "quota": "not kept: its cache is at its quota",

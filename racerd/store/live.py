@@ -22,8 +22,10 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class LiveSlab:
-    """`changed`: something happened since the last checkpoint. `number`: no other opening of a slab
-    in this process has it."""
+    """`settled`: recovery is over, and what it had to write is written: no page can be found any
+    more that is not known, and no noted eviction is left. `changed`: something happened since the
+    last checkpoint. `number`: no other opening of a slab in this process has it.
+    """
 
     slab: Slab
     engine: Engine
@@ -31,6 +33,7 @@ class LiveSlab:
     io: RecordIO
     tombstones: Tombstones
     progress: Progress = field(default_factory=Progress)
+    settled: bool = False
     changed: bool = False
     next_checkpoint: int = 0  # The area the next one goes to.
     checkpoint_sequence: int = 1

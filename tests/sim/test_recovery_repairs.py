@@ -286,3 +286,55 @@ def test_of_two_records_of_a_page_the_later_one_counts(between: int) -> None:
         assert store.write(sealed(page))
     store = rig.start()  # Killed before the tombstone was written.
     assert rig.found(store, [PAGES[2], *others]) == [PAGES[2], *others]
+
+
+def test_what_was_evicted_during_recovery_is_not_kept_anew_before_recovery_is_over() -> None:
+    """F29, F37: a crash would leave the note of the eviction, which drops the newer record, too;
+    and a page that is still to be found would be there twice. It is kept when all is settled."""
+    results: list[bool] = []
+
+    class Busy(Rig):
+        def keeper(self, name: str, work: Work) -> InlineKeeper:
+            made = super().keeper(name, work)
+            made.between_steps = self.evict_and_write
+            return made
+
+        def evict_and_write(self) -> None:
+            if self.store is not None:
+                self.store.evict_object(SMALL.object_id)
+                results.append(self.store.write(sealed(PageId(SMALL, 0))))
+
+        store: Store | None = None
+
+    rig = Busy()
+    wipe_checkpoints(rig, rig.filled())
+    rig.metrics = Metrics()
+    rig.store = Store(
+        settings(PATH, capacity=rig.medium.size), GEOMETRY, rig.metrics,
+        open_device=lambda _: rig.device(), clock=rig.clock, make_keeper=rig.keeper,
+    )  # fmt: skip
+    rig.store.__enter__()
+    assert results and not any(results)
+    refused = counted(rig.metrics, "racer_store_writes_total", result="recovering")
+    assert refused > 0 and rig.store.disks[0].notes.fences == ()
+    assert rig.found(rig.store) == PAGES[:-1]
+    assert rig.store.write(sealed(PageId(SMALL, 0)))
+    rig.store = None
+    assert rig.found(rig.start()) == PAGES
+
+
+def test_evictions_that_cannot_be_noted_as_done_keep_pages_out_until_they_are() -> None:
+    """F18, F29: a disk that fails at the end of recovery is tried again at every tick."""
+    rig = Rig()
+    store = rig.filled()
+    store.evict_object(SMALL.object_id)
+    live = store.disks[0]._live
+    live.settled = False
+    rig.faults.write_errors = 1.0
+    store.disks[0].drop(PAGES[0])
+    store.disks[0].tick()
+    assert not live.settled and not store.write(sealed(PageId(SMALL, 0)))
+    rig.faults.write_errors = 0.0
+    rig.clock.sleep(60.0)
+    store.disks[0].tick()
+    assert live.settled and store.write(sealed(PageId(SMALL, 0)))
