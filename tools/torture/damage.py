@@ -1,7 +1,8 @@
 """What happens to a slab while no daemon has it: rot, and the loss of both checkpoints.
 
 Layer: torture. It knows the layout from the slab's own superblock. One of the two superblocks and
-one of the two notes are damaged at a time, as one fault does: with both gone a slab starts anew.
+one of the two notes are damaged at a time, as one fault does: with both gone a slab starts anew. The
+other one's turn comes when a daemon was ready in between, which mends the first.
 """
 
 from __future__ import annotations
@@ -46,11 +47,10 @@ def lose_checkpoints(slab: Path) -> None:
         os.fsync(file.fileno())
 
 
-def rot(slab: Path, chance: random.Random) -> int:
-    """Overwrites a few spots with random bytes. Returns how many."""
+def rot(slab: Path, chance: random.Random, copy: int) -> int:
+    """Overwrites a few spots with random bytes, of the front in `copy` only. Returns how many."""
     geometry = geometry_of(slab)
     size = slab.stat().st_size
-    copy = chance.randrange(2)
     with slab.open("r+b") as file:
         for _ in range(_SPOTS):
             at = _somewhere(geometry, chance, copy)

@@ -80,7 +80,7 @@ SCENARIOS = {
         ),
         Scenario(
             "rot", "random bytes are overwritten before each start",
-            disk_bytes=GIB, ballast=2000, keeps=False, harm="rot",
+            disk_bytes=96 * MIB, ballast=2000, keeps=False, harm="rot",
         ),
     )
 }  # fmt: skip
@@ -120,6 +120,7 @@ class Campaign:
         self.readers: list[Reader] = []
         self._startup_seconds = 1.0
         self._usual: set[str] = set()
+        self._copy = 0  # Of superblock and notes: the one that may be damaged next.
 
     def run(self) -> Result:
         started = time.monotonic()
@@ -257,6 +258,7 @@ class Campaign:
         except (RuntimeError, TimeoutError) as error:
             raise CampaignFailed(f"somebody would have to look after it: {error}") from error
         self.lives.ready()
+        self._copy = self.chance.randrange(2)
         self._check_files()
 
     def _live(self, daemon: DaemonProcess, moment: str) -> str:
@@ -320,7 +322,7 @@ class Campaign:
             damage.lose_checkpoints(self.slab)
             self.ledger.count("checkpoints lost", 2)
         elif self.scenario.harm == "rot":
-            self.ledger.count("spots damaged", damage.rot(self.slab, self.chance))
+            self.ledger.count("spots damaged", damage.rot(self.slab, self.chance, self._copy))
 
     # --- the end ----------------------------------------------------------------------------
 
