@@ -1,8 +1,8 @@
 """What happens to a slab while no daemon has it: rot, and the loss of both checkpoints.
 
 Layer: torture. It knows the layout from the slab's own superblock. One of the two superblocks and
-one of the two notes are damaged at a time, as one fault does: with both gone a slab starts anew. The
-other one's turn comes when a daemon was ready in between, which mends the first.
+one of the two notes are damaged at a time, as one fault does: with both gone a slab starts anew.
+The other one's turn comes when a daemon was ready in between, which mends the first.
 """
 
 from __future__ import annotations
