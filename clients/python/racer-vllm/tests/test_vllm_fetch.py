@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import struct
@@ -167,6 +168,41 @@ def test_a_directory_with_other_files(model: Any, tmp_path: Path) -> None:
     assert (tmp_path / "dir" / model.shards[0]).read_bytes() == b"weights"
 
 
+@pytest.mark.parametrize("content", [b"weights", None])
+def test_a_refused_directory_is_left_as_it_was(
+    model: Any, tmp_path: Path, content: bytes | None
+) -> None:
+    """R34: no lock and no folder in what is somebody else's: files of the same names, or links."""
+    folder = tmp_path / "dir"
+    folder.mkdir()
+    if content is None:
+        (folder / "config.json").symlink_to("blob")
+    else:
+        (folder / model.shards[0]).write_bytes(content)
+    before = os.listdir(folder)
+    with pytest.raises(ForeignFile, match="is there, and is not the model's"):
+        fetched(model, folder)
+    assert os.listdir(folder) == before
+
+
+def test_a_directory_that_was_published(model: Any, tmp_path: Path) -> None:
+    """R34: a prepared directory that somebody uploaded with its record and lock is a model like
+    others; the names of ours are neither copied nor, by a later run, removed."""
+    for name in (".racer-vllm.lock", "sub/.racer-vllm.lock", "sub/racer-model.json"):
+        model.add(name, b"theirs")
+    folder = tmp_path / "dir"
+    _, written = fetched(model, folder, also=["*"])
+    assert not any(".racer-" in name or "racer-model" in name for name in written.copied)
+    assert not (folder / "sub").exists() and (folder / ".racer-vllm.lock").read_bytes() == b""
+    record = read_record(str(folder))
+    assert record is not None
+    named = {**record.files, ".racer-vllm.lock": record.files["config.json"]}
+    told = dataclasses.replace(record, files=named).to_bytes()
+    (folder / RECORD_NAME).write_bytes(told)
+    _, written = fetched(model, folder, also=["*"])
+    assert not written.removed and (folder / ".racer-vllm.lock").exists()
+
+
 def test_what_is_missing_is_named(model: Any, tmp_path: Path) -> None:
     """R34, L17: the configuration, a shard; with the node that asked."""
     model.remove(model.shards[1])
@@ -239,10 +275,26 @@ def test_the_command(model: Any, tmp_path: Path) -> None:
     quiet = command(model, "-q", model.url, tmp_path / "dir")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     missing = command(model, "racer://local/hub/none", tmp_path / "dir")
-    assert missing.returncode == 1 and "no config.json under" in missing.stderr
+    assert missing.returncode == 3 and "no config.json under" in missing.stderr
     assert "`racer ls` shows what is there" in missing.stderr
     bad = command(model, "s3://hub/llama", tmp_path / "dir")
     assert bad.returncode == 2 and "not a racer URL" in bad.stderr
+    unwritable = command(model, model.url, "/proc/x")
+    assert unwritable.returncode == 1
+    assert "cannot write /proc/x: No such file" in unwritable.stderr
+    assert "give another place" in unwritable.stderr and "Errno" not in unwritable.stderr
+
+
+def test_the_place_of_the_socket(model: Any, tmp_path: Path) -> None:
+    """R34: `--run-dir` as for `racer`; what is wrong with a place names the option."""
+    run_dir = model.daemon.run_dir
+    done = command(model, "--run-dir", run_dir, model.url, tmp_path / "dir")
+    assert done.returncode == 0, done.stderr
+    for option in ("--run-dir", "--socket"):
+        wrong = command(model, option, tmp_path / "none", model.url, tmp_path / "dir")
+        assert wrong.returncode == 4 and f"the path came from {option}" in wrong.stderr
+    both = command(model, "--run-dir", "/x", "--socket", "/y", model.url, tmp_path / "dir")
+    assert both.returncode == 2
 
 
 def test_a_record_that_is_no_record(model: Any, tmp_path: Path) -> None:

@@ -18,7 +18,14 @@ from racer_vllm.options import LoaderOptions, parse_options
 from racer_vllm.places import matching_places
 from racer_vllm.plugin import register
 from racer_vllm.record import ModelPlace, ModelPlaceError, place_of
-from racer_vllm.serve import VllmMissing, cache_root, find_vllm, model_name, vllm_command
+from racer_vllm.serve import (
+    VllmMissing,
+    cache_root,
+    engine_environ,
+    find_vllm,
+    model_name,
+    vllm_command,
+)
 
 
 def test_options() -> None:
@@ -202,6 +209,24 @@ def test_serve_becomes_vllm(model: Any, tmp_path: Path) -> None:
     assert starts[0][4:] == ["--load-format", "racer", "--port", "80", "--socket=/x",
                              "--served-model-name", "llama"]  # fmt: skip
     assert (folder / "racer-model.json").exists()
+
+
+def test_serve_without_a_url() -> None:
+    """R34: what is missing is the URL alone; all the options are told."""
+    done = subprocess.run(
+        [sys.executable, "-m", "racer_vllm", "serve"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("the following arguments are required: URL\n")
+    assert "[--socket PATH | --run-dir DIR]" in done.stderr
+
+
+def test_the_environment_of_the_workers() -> None:
+    """R34: they find the racerd that the command found."""
+    environ = {"RACER_SOCKET": "/old", "A": "b"}
+    assert engine_environ(environ, socket=None, run_dir=None) == environ
+    assert engine_environ(environ, socket="/s", run_dir=None)["RACER_SOCKET"] == "/s"
+    assert engine_environ(environ, socket=None, run_dir="/r") == {"RACER_RUN_DIR": "/r", "A": "b"}
 
 
 def test_serve_without_vllm(tmp_path: Path) -> None:

@@ -77,6 +77,53 @@ def test_errors_without_a_body(
         assert caught.value.etag == '"v2"'
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(404, "not_found"), (403, "forbidden"), (502, "origin_unavailable")],
+)
+def test_the_reason_behind_an_answer_to_head(
+    daemon: FakeDaemon, client: racer.Client, status: int, code: str, asynchronous: bool
+) -> None:
+    """L34: it is asked for with a GET of one byte, once, on the same connection."""
+    url = daemon.put("llama", "config.json", b"{}")
+    daemon.always("v1/objects", error(status, code, Racer_Error=code))
+    with pytest.raises(racer.RacerError, match=f"{url}: told {code}") as caught:
+        _stat(daemon, client, url, asynchronous)
+    assert (caught.value.code, caught.value.hint) == (code, "a hint")
+    head, get = daemon.seen[-2:]
+    assert (head.method, get.method, get.path) == ("HEAD", "GET", head.path)
+    assert get.fields["range"] == "bytes=0-0" and get.fields["if-match"] == '"v1"'
+    assert get.connection == head.connection
+
+
+def _stat(daemon: FakeDaemon, client: racer.Client, url: str, asynchronous: bool) -> None:
+    if not asynchronous:
+        client.stat(url, etag='"v1"')
+        return
+
+    async def main() -> None:
+        async with racer.AsyncClient(run_dir=daemon.run_dir) as other:
+            await other.stat(url, etag='"v1"')
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("reply", [None, HANG_UP, error(403, "forbidden"), Reply(raw=b"x\r\n\r\n")])
+def test_the_first_error_stands(
+    daemon: FakeDaemon, client: racer.Client, reply: Reply | None, asynchronous: bool
+) -> None:
+    """L34: where the question for the reason succeeds, is cut off, or fails differently."""
+    url = daemon.put("llama", "config.json", b"{}")
+    daemon.on("HEAD", error(404, "not_found"))
+    daemon.on("GET /v1/objects", reply)
+    with pytest.raises(racer.NotFound, match="there is no such object"):
+        _stat(daemon, client, url, asynchronous)
+    assert daemon.count("v1/objects") == 2
+    _stat(daemon, client, url, asynchronous)
+
+
 def test_an_answer_to_head_names_its_code_in_a_field(
     daemon: FakeDaemon, client: racer.Client
 ) -> None:

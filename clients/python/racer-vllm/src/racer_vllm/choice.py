@@ -11,6 +11,9 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
+LOCK_NAME: Final = ".racer-vllm.lock"
+# What prepared directories have for themselves: `record`'s file, and the lock of who writes.
+_OWN_NAMES: Final = ("racer-model.json", LOCK_NAME)
 # One of these is what makes a directory a model.
 CONFIG_NAMES: Final = ("config.json", "params.json")
 # One of these is there where the model has its tokenizer with it.
@@ -34,8 +37,15 @@ _NOT_COPIED: Final = (
     *("*.msgpack", "*.onnx", "*.onnx_data", "*.npz", "*.npy", "*.tflite", "*.mlmodel", "*.ot"),
     *("*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.svg", "*.pdf", "*.mp3", "*.mp4", "*.wav"),
     *("*.flac", "*.parquet", "*.arrow", "*.ipynb", "*.zip", "*.tar", "*.tar.gz"),
-    *(".git*", "original/*", "onnx/*", "openvino/*", "racer-model.json"),
+    *(".git*", "original/*", "onnx/*", "openvino/*"),
 )
+
+
+def is_ours(name: str) -> bool:
+    """Whether `name` is one that prepared directories have for themselves: what the model has
+    under it is another directory's, and of no use to an engine."""
+    base = name.rpartition("/")[2]
+    return base in _OWN_NAMES or (base.startswith(".racer-") and base.endswith(".part"))
 
 
 def is_copied(name: str, also: Sequence[str] = ()) -> bool:
@@ -43,7 +53,7 @@ def is_copied(name: str, also: Sequence[str] = ()) -> bool:
 
     `also` are patterns of names that are copied whatever they are.
     """
-    if name == "racer-model.json" or name.endswith(".safetensors"):
+    if is_ours(name) or name.endswith(".safetensors"):
         return False
     if any(fnmatchcase(name, pattern) for pattern in also):
         return True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from racer.cli.exits import FAILED, INTERRUPTED, USAGE, status_of
-from racer.cli.units import format_bytes
+from racer.cli.units import counted, format_bytes
 from racer.errors import RacerError
 from racer_vllm import __version__
 
@@ -38,12 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serve = commands.add_parser(
         "serve",
         help="prepare a directory, and run `vllm serve` on it",
-        usage="racer-vllm serve [--dir DIR] [--socket PATH] URL [arguments of vllm serve]",
+        usage="racer-vllm serve [--dir DIR] [--socket PATH | --run-dir DIR] [--also PATTERN]"
+        " URL [arguments of vllm serve]",
         epilog="What follows the URL is vLLM's.",
     )
     _add_common(serve)
     serve.add_argument("--dir", type=Path, help="the directory (default: in the user's cache)")
-    serve.add_argument("vllm_arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    rest = serve.add_argument("vllm_arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    rest.required = False  # Else they are named as missing where the URL is.
     options = parser.parse_args(arguments)
     return _run(_serve if options.command == "serve" else _fetch, options)
 
@@ -63,7 +65,9 @@ def main_fetch(arguments: Sequence[str] | None = None) -> int:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="racer://<cache>/<bucket>/<prefix> of the model")
-    parser.add_argument("--socket", metavar="PATH", help="racerd's socket")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--socket", metavar="PATH", help="racerd's socket")
+    place.add_argument("--run-dir", metavar="DIR", help="the directory with all of its sockets")
     parser.add_argument(
         "--also",
         action="append",
@@ -99,23 +103,37 @@ def _fetch(options: argparse.Namespace) -> int:
     from racer_vllm.fetch import fetch
 
     found, folder, written = fetch(
-        options.url, lambda _: options.dir, socket=options.socket, also=options.also
+        options.url,
+        lambda _: options.dir,
+        socket=options.socket,
+        run_dir=options.run_dir,
+        also=options.also,
     )
     for warning in found.warnings:
         _say(warning)
     if not options.quiet:
         removed = f", {len(written.removed)} removed" if written.removed else ""
+        copied = counted(len(written.copied), "file")
+        kept = f"{format_bytes(found.weight_bytes)} of weights in"
+        stay = "stay" if len(found.shards) != 1 else "stays"
         print(
-            f"{found.location} -> {folder}: {len(written.copied)} files copied,"
+            f"{found.location} -> {folder}: {copied} copied,"
             f" {len(written.unchanged)} unchanged{removed};"
-            f" {format_bytes(found.weight_bytes)} of weights in {len(found.shards)} files stay"
+            f" {kept} {counted(len(found.shards), 'file')} {stay}"
         )
     return 0
 
 
 def _serve(options: argparse.Namespace) -> int:
     from racer_vllm.fetch import fetch
-    from racer_vllm.serve import become_vllm, cache_root, find_vllm, model_folder, vllm_command
+    from racer_vllm.serve import (
+        become_vllm,
+        cache_root,
+        engine_environ,
+        find_vllm,
+        model_folder,
+        vllm_command,
+    )
 
     # Everything that can be wrong without looking is looked at before anything is copied.
     vllm_command(Path(), options.url, options.vllm_arguments)
@@ -125,13 +143,15 @@ def _serve(options: argparse.Namespace) -> int:
         options.url,
         lambda survey: options.dir or model_folder(root, survey),
         socket=options.socket,
+        run_dir=options.run_dir,
         also=options.also,
     )
     for warning in found.warnings:
         _say(warning)
     _say(f"{found.location} -> {folder}, {format_bytes(found.weight_bytes)} of weights")
     command = vllm_command(folder, options.url, options.vllm_arguments)
-    become_vllm(program, command, options.socket, os.environ)
+    environ = engine_environ(os.environ, socket=options.socket, run_dir=options.run_dir)
+    become_vllm(program, command, environ)
     return 0
 
 

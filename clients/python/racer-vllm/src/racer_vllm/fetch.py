@@ -12,12 +12,14 @@ that such a directory is never taken for the weights themselves.
 
 A file appears under its name only when it is whole; one writer at a time holds the directory's
 lock, and others then find everything done; what is there in the right version is not read again.
-Names come from an origin and do not leave the directory. A file that somebody else put there is
-not replaced.
+Names come from an origin and do not leave the directory; those of the record and of the lock are
+the directory's own, and what the model has under them is left where it is. A file that somebody
+else put there is not replaced, and a directory that is refused for one is left as it was.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -28,7 +30,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from racer.cli.files import check_distinct, opened_folder, safe_parts, whole_file, write_all
+from racer.cli.connect import name_options
+from racer.cli.files import (
+    check_distinct,
+    named_errors,
+    opened_folder,
+    safe_parts,
+    whole_file,
+    write_all,
+)
 from racer.cli.work import for_each
 from racer.errors import NotFound, RacerError, VersionChanged
 from racer.models.directory import ModelDirectory
@@ -36,10 +46,16 @@ from racer.models.prefix import RacerSource
 from racer.models.source import SourceFile
 from racer.safetensors.header import LENGTH_BYTES, header_stop_untrusted, parse_header
 from racer.urls import RacerUrl
-from racer_vllm.choice import CONFIG_NAMES, WELL_KNOWN, has_tokenizer, is_copied
+from racer_vllm.choice import (
+    CONFIG_NAMES,
+    LOCK_NAME,
+    WELL_KNOWN,
+    has_tokenizer,
+    is_copied,
+    is_ours,
+)
 from racer_vllm.record import RECORD_NAME, FileRecord, ModelRecord, read_record
 
-LOCK_NAME: Final = ".racer-vllm.lock"
 FILE_BYTES_MAX: Final = 512 << 20
 OBJECTS_MAX: Final = 100_000
 _JOBS: Final = 8
@@ -109,9 +125,15 @@ def survey(source: RacerSource, also: Sequence[str] = ()) -> Survey:
 
     Raises IncompleteModel, SafetensorsError (a missing shard is named) and what the daemon says.
     """
-    names, left_out = _names(source, also)
+    names, left_out, unlisted = _names(source, also)
     files = [file for file in _found(source, names) if file is not None]
     held = {file.name for file in files}
+    if unlisted is not None and not held:
+        raise NotFound(
+            f"there is no {CONFIG_NAMES[0]} under {source.location}/, nor anything else that a"
+            f" model has, asked from {os.uname().nodename}",
+            hint=unlisted.hint or "`racer ls` shows what is there",
+        ) from unlisted
     if not held.intersection(CONFIG_NAMES):
         raise IncompleteModel(
             f"there is no {CONFIG_NAMES[0]} under {source.location}/,"
@@ -124,11 +146,16 @@ def survey(source: RacerSource, also: Sequence[str] = ()) -> Survey:
     return Survey(source.location, tuple(files), shards, tuple(left_out))
 
 
-def _names(source: RacerSource, also: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names to copy, sorted, and what cannot be."""
+def _names(
+    source: RacerSource, also: Sequence[str]
+) -> tuple[list[str], list[str], NotFound | None]:
+    """The names to copy, sorted; what cannot be; and, where nothing was listed so that the names
+    are those which models have, why."""
     folder = RacerUrl.parse(f"{source.location}/")
     names: list[str] = []
     left_out: list[str] = []
+    unlisted: NotFound | None = None
+    listed = False
     try:
         for count, entry in enumerate(source.client.list(folder)):
             if count == OBJECTS_MAX:
@@ -136,6 +163,7 @@ def _names(source: RacerSource, also: Sequence[str]) -> tuple[list[str], list[st
                     f"more than {OBJECTS_MAX:,} objects lie under {source.location}/",
                     hint="give the directory of one model",
                 )
+            listed = True
             key = RacerUrl.parse(entry.url).key[len(folder.key) :]
             name = key.decode("utf-8", "backslashreplace")
             if not name or name.endswith("/") or not is_copied(name, also):
@@ -146,13 +174,15 @@ def _names(source: RacerSource, also: Sequence[str]) -> tuple[list[str], list[st
                 left_out.append(f"{name}, which is too large for configuration")
             else:
                 names.append(name)
-    except NotFound:
-        names = []  # Plain web servers cannot list.
+    except NotFound as error:
+        names, unlisted = [], error  # Plain web servers cannot list.
     if not names:
+        if unlisted is None and not listed:
+            unlisted = NotFound("nothing is listed")
         names = [*WELL_KNOWN, *(name for name in also if is_copied(name, also))]
     for name in names:
         safe_parts(name.encode())
-    return sorted(set(names)), sorted(left_out)
+    return sorted(set(names)), sorted(left_out), unlisted
 
 
 def _found(source: RacerSource, names: Sequence[str]) -> list[SourceFile | None]:
@@ -171,13 +201,25 @@ def _found(source: RacerSource, names: Sequence[str]) -> list[SourceFile | None]
 def write(source: RacerSource, survey: Survey, folder: Path) -> Written:
     """Makes `folder` a directory of what was surveyed. Raises ForeignFile, OSError, VersionChanged
     where the model changed since it was surveyed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with named_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not _is_ours(root):
+                _Writer(source, survey, folder, root).check()
+            with _locked(root):
+                return _Writer(source, survey, folder, root).run()
+        finally:
+            os.close(root)
+
+
+def _is_ours(root: int) -> bool:
+    """Whether a writer was here: only the lock is the place to look at what it made."""
     try:
-        with _locked(root):
-            return _Writer(source, survey, folder, root).run()
-    finally:
-        os.close(root)
+        os.stat(LOCK_NAME, dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextmanager
@@ -202,7 +244,9 @@ class _Writer:
         self._folder = folder
         self._root = root
         self._before = read_record(os.fspath(folder)) or ModelRecord(survey.location)
-        self._known = {**self._before.files, **self._before.shards}
+        known = {**self._before.files, **self._before.shards}
+        # A record of an earlier release may name the lock, which is not to be removed.
+        self._known = {name: held for name, held in known.items() if not is_ours(name)}
         self._lock = threading.Lock()
         self._done = Written()
 
@@ -216,6 +260,42 @@ class _Writer:
         if _stored(self._root, RECORD_NAME) != record:
             self._store(RECORD_NAME, record)
         return self._done
+
+    def check(self) -> None:
+        """Raises ForeignFile where `run` would; writes nothing, so that it needs no lock.
+
+        A writer that began meanwhile is the one to find out what is in the way.
+        """
+        try:
+            for file in self._survey.files:
+                self._check_one(file, self._content)
+            for shard in self._survey.shards:
+                self._check_one(shard, self._header)
+        except ForeignFile:
+            if not _is_ours(self._root):
+                raise
+
+    def _check_one(self, file: SourceFile, content: Callable[[SourceFile], bytes]) -> None:
+        if file.name in self._known:
+            return
+        stored = self._stored(file.name)
+        if stored is not None and stored != content(file):
+            raise self._foreign(file.name)
+
+    def _stored(self, name: str) -> bytes | None:
+        """`_stored`, where a link or a folder of that name is somebody else's too."""
+        try:
+            return _stored(self._root, name)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR):
+                raise
+            raise self._foreign(name) from error
+
+    def _foreign(self, name: str) -> ForeignFile:
+        return ForeignFile(
+            f"{self._folder / name} is there, and is not the model's",
+            hint="give a directory that is empty, or was made by racer-vllm-fetch",
+        )
 
     def _clear_up(self) -> None:
         """Removes what a writer that was killed left behind: with the lock, nobody writes now."""
@@ -238,7 +318,7 @@ class _Writer:
 
     def _one(self, file: SourceFile, content: Callable[[SourceFile], bytes]) -> FileRecord:
         known = self._known.get(file.name)
-        stored = _stored(self._root, file.name)
+        stored = self._stored(file.name)
         if known is not None and stored is not None:
             same_version = (known.etag, known.size) == (file.version, file.size)
             if same_version and hashlib.sha256(stored).hexdigest() == known.sha256:
@@ -246,10 +326,7 @@ class _Writer:
                 return known
         data = content(file)
         if stored is not None and stored != data and known is None:
-            raise ForeignFile(
-                f"{self._folder / file.name} is there, and is not the model's",
-                hint="give a directory that is empty, or was made by racer-vllm-fetch",
-            )
+            raise self._foreign(file.name)
         if stored == data:
             self._note(self._done.unchanged, file.name)
         else:
@@ -292,13 +369,16 @@ class _Writer:
 def _stored(root: int, name: str) -> bytes | None:
     """The content of a file below `root`, None if there is none. Links are not followed."""
     *folders, base = safe_parts(name.encode())
-    with opened_folder(root, tuple(folders)) as parent:
-        try:
+    try:
+        with opened_folder(root, tuple(folders), make=False) as parent:
             fd = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        except FileNotFoundError:
-            return None
-    with open(fd, "rb") as file:
-        return file.read()
+    except FileNotFoundError:
+        return None
+    try:
+        with open(fd, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(fd)
 
 
 # --- both -----------------------------------------------------------------------------------------
@@ -309,14 +389,17 @@ def fetch(
     place: Callable[[Survey], Path],
     *,
     socket: str | None = None,
+    run_dir: str | None = None,
     also: Sequence[str] = (),
 ) -> tuple[Survey, Path, Written]:
     """Surveys the model at `url` and writes the directory that `place` names for it.
 
-    A model that changes meanwhile is looked at again, a few times.
+    `socket` and `run_dir` are the options of the command, and so errors call them. A model that
+    changes meanwhile is looked at again, a few times.
     """
     for attempt in range(_SURVEYS_MAX):
-        source = RacerSource(url, socket=socket)
+        source = RacerSource(url, socket=socket, run_dir=run_dir)
+        name_options(source.client)
         try:
             found = survey(source, also)
             folder = place(found)

@@ -72,13 +72,21 @@ def find_vllm(environ: Mapping[str, str]) -> str:
     return found
 
 
-def become_vllm(
-    program: str, command: Sequence[str], socket: str | None, environ: Mapping[str, str]
-) -> None:
-    """Replaces this process. Its workers find racerd through the environment."""
+def engine_environ(
+    environ: Mapping[str, str], *, socket: str | None, run_dir: str | None
+) -> dict[str, str]:
+    """The environment of vLLM, through which its workers find racerd as the command did."""
     changed = dict(environ)
     if socket is not None:
         changed["RACER_SOCKET"] = os.path.abspath(socket)
+    if run_dir is not None:
+        changed.pop("RACER_SOCKET", None)  # It would count before the directory.
+        changed["RACER_RUN_DIR"] = os.path.abspath(run_dir)
+    return changed
+
+
+def become_vllm(program: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Replaces this process."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(program, [program, *command], changed)
+    os.execve(program, [program, *command], environ)

@@ -7,6 +7,7 @@ about the daemon (page size, whether it takes our memory) is kept here.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -101,9 +102,14 @@ class Endpoint(EndpointState):
 
         def exchange(connection: Connection) -> Answer:
             answer = connection.exchange(request, deadline)
-            if answer.head.status >= 400:
-                raise messages.error_of(answer.head, answer.body, about=about)
-            return answer
+            if answer.head.status < 400:
+                return answer
+            error = messages.error_of(answer.head, answer.body, about=about)
+            asked = question_why(request, error)
+            if asked is not None:
+                with contextlib.suppress(RacerError):  # Then the first error stands.
+                    error = better_told(error, connection.exchange(asked, deadline), about)
+            raise error
 
         return self.attempt(exchange, deadline, idempotent=idempotent)
 
@@ -147,6 +153,27 @@ class Endpoint(EndpointState):
         """Asks a socket that was given by its path whether it serves the cache of the URL."""
         if not self._name_checked:
             self.refresh_info(deadline)
+
+
+# What has more than one cause, of which the sentence and the hint of an answer's body tell.
+_CODES_WITH_REASONS = ("not_found", "forbidden", "origin_unavailable")
+
+
+def question_why(request: Request, error: RacerError) -> Request | None:
+    """What to ask, once, where `error` came without its reason; None where there is no more to
+    learn. The answer to HEAD has no body: to GET of the same object, of a byte at most, it has."""
+    if request.method != "HEAD" or error.code not in _CODES_WITH_REASONS:
+        return None
+    return Request("GET", request.target, (("Range", "bytes=0-0"), *request.fields))
+
+
+def better_told(error: RacerError, answer: Answer, about: str) -> RacerError:
+    """`error` as the answer to `question_why` tells it; where that is about something else, or
+    there is no error any more, as it was."""
+    if answer.head.status < 400:
+        return error
+    told = messages.error_of(answer.head, answer.body, about=about)
+    return told if told.code == error.code else error
 
 
 def is_refusal(error: RacerError) -> bool:

@@ -6,6 +6,7 @@ Layer: on `aio.connection`; one event loop's. The counterpart of `racer.pool` an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -13,7 +14,7 @@ from typing import TypeVar
 from racer import messages
 from racer.aio.connection import AsyncConnection
 from racer.deadline import Deadline
-from racer.endpoint import EndpointState
+from racer.endpoint import EndpointState, better_told, question_why
 from racer.errors import Closed, ConnectionLost, RacerError
 from racer.exchange import Answer
 from racer.messages import Info
@@ -89,9 +90,14 @@ class AsyncEndpoint(EndpointState):
 
         async def exchange(connection: AsyncConnection) -> Answer:
             answer = await connection.exchange(request, deadline)
-            if answer.head.status >= 400:
-                raise messages.error_of(answer.head, answer.body, about=about)
-            return answer
+            if answer.head.status < 400:
+                return answer
+            error = messages.error_of(answer.head, answer.body, about=about)
+            asked = question_why(request, error)
+            if asked is not None:
+                with contextlib.suppress(RacerError):  # Then the first error stands.
+                    error = better_told(error, await connection.exchange(asked, deadline), about)
+            raise error
 
         return await self.attempt(exchange, deadline, idempotent=idempotent)
 

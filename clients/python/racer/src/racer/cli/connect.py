@@ -12,7 +12,7 @@ from racer.client import Client
 def open_client(options: argparse.Namespace, *, connections_max: int = 16) -> Client:
     """A client for `--socket`, `--run-dir` and `--timeout`."""
     try:
-        return Client(
+        client = Client(
             socket=options.socket,
             run_dir=options.run_dir,
             timeout=options.timeout,
@@ -21,3 +21,15 @@ def open_client(options: argparse.Namespace, *, connections_max: int = 16) -> Cl
     except ValueError as error:
         print(f"racer: {error}", file=sys.stderr)
         raise SystemExit(USAGE) from error
+    name_options(client)
+    return client
+
+
+_OPTIONS = {"socket=": "--socket", "run_dir=": "--run-dir"}
+
+
+def name_options(client: Client) -> None:
+    """Has the messages of a client that is not yet used call its arguments by the names of the
+    options that they came from."""
+    source = client.place.source
+    client.place = client.place._replace(source=_OPTIONS.get(source, source))

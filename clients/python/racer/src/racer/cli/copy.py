@@ -13,6 +13,7 @@ from contextlib import closing
 from racer.cli.connect import open_client
 from racer.cli.files import (
     check_distinct,
+    named_errors,
     opened_folder,
     safe_parts,
     whole_file,
@@ -20,7 +21,7 @@ from racer.cli.files import (
 )
 from racer.cli.output import ProgressBar, print_json
 from racer.cli.prefixes import is_prefix, known_size, objects
-from racer.cli.units import format_bytes, format_rate
+from racer.cli.units import counted, format_bytes, format_rate
 from racer.cli.work import for_each
 from racer.client import Client
 from racer.urls import RacerUrl
@@ -58,7 +59,8 @@ def run_cp(options: argparse.Namespace) -> int:
         else:
             folder, name = _file_target(options.target, url)
             names = {entry.url: (name,) for entry in entries}
-        os.makedirs(folder, exist_ok=True)
+        with named_errors(folder):
+            os.makedirs(folder, exist_ok=True)
         shown = not (options.quiet or options.json)
         with ProgressBar("cp", sum(sizes.values()), shown=shown) as bar:
             _copy(client, options.jobs, folder, names, bar)
@@ -68,16 +70,18 @@ def run_cp(options: argparse.Namespace) -> int:
         print_json(copied | {"files": _paths(folder, names)})
     elif not options.quiet:
         size, rate = format_bytes(bar.done_bytes), format_rate(bar.done_bytes, seconds)
-        print(f"{len(entries)} objects, {size} to {folder} in {seconds:.2f} s ({rate})")
+        print(f"{counted(len(entries), 'object')}, {size} to {folder} in {seconds:.2f} s ({rate})")
     return 0
 
 
 def _copy(client: Client, jobs: int, folder: str, names: dict[str, Name], bar: ProgressBar) -> None:
-    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with named_errors(folder):
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def copy(url: str) -> None:
         *folders, name = names[url]
-        with opened_folder(root, tuple(folders)) as parent:
+        path = os.path.join(os.fsencode(folder), *names[url])
+        with named_errors(path), opened_folder(root, tuple(folders)) as parent:
             _copy_object(client, url, parent, name, bar)
 
     try:

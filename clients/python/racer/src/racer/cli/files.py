@@ -9,6 +9,7 @@ bytes are on disk: until then it has another name, and it goes when anything fai
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,42 @@ class UnsafeName(RacerError):
     """A name that cannot be a file below the target folder."""
 
     default_code = "unsafe_name"
+
+
+class CannotWrite(RacerError):
+    """A file or a folder of ours cannot be made or written; the message names it."""
+
+    default_code = "cannot_write"
+
+
+_REMEDIES = {
+    errno.EACCES: "give a place that this user may write to",
+    errno.EPERM: "give a place that this user may write to",
+    errno.EROFS: "the file system is mounted read-only: give another place",
+    errno.ENOSPC: "free some space there, or give another place",
+    errno.EDQUOT: "this user's quota is used up: free some space, or give another place",
+    errno.ENOENT: "no file can be made there: give another place",
+    errno.ENOTDIR: "a file is in the way where a folder has to be: give another place",
+    errno.EEXIST: "a file is in the way where a folder has to be: give another place",
+    errno.EISDIR: "a folder is in the way where a file has to be: remove it, or give another name",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EFBIG: "the file system, or a limit of this process, allows no file of that size",
+}
+
+
+@contextmanager
+def named_errors(path: str | bytes | os.PathLike[str]) -> Iterator[None]:
+    """What the system says about writing `path`, or files below it, comes as CannotWrite.
+
+    Descriptors and temporary names, which an OSError would tell of, say nothing to a person.
+    """
+    try:
+        yield
+    except OSError as error:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        reason = error.strerror or str(error)
+        hint = _REMEDIES.get(error.errno or 0, "look at that place, or give another one")
+        raise CannotWrite(f"cannot write {shown}: {reason}", hint=hint) from error
 
 
 def safe_parts(name: bytes) -> tuple[bytes, ...]:
@@ -53,17 +90,21 @@ def check_distinct(names: list[tuple[bytes, ...]]) -> None:
 
 
 @contextmanager
-def opened_folder(folder: int, parts: tuple[bytes, ...]) -> Iterator[int]:
-    """A descriptor of the folder `parts` below `folder`, which is made where it is missing."""
+def opened_folder(folder: int, parts: tuple[bytes, ...], *, make: bool = True) -> Iterator[int]:
+    """A descriptor of the folder `parts` below `folder`, which is made where it is missing; or,
+    without `make`, raises FileNotFoundError there."""
     current = os.dup(folder)
     try:
         for part in parts:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(part, dir_fd=current)
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=current)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
                 below = os.open(part, flags, dir_fd=current)
             except OSError as error:
+                if not make and isinstance(error, FileNotFoundError):
+                    raise
                 shown = b"/".join(parts).decode("utf-8", "backslashreplace")
                 raise UnsafeName(
                     f"the folder {shown!r} cannot be entered: {error.strerror}",

@@ -32,6 +32,11 @@ def format_bytes(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns `1 file`, `2 files`: a noun with the plural that most have."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_rate(size: int, seconds: float) -> str:
     """Bytes a second, in GB/s (powers of ten, as disks and networks are sold)."""
     return f"{size / max(seconds, 1e-9) / 1e9:.2f} GB/s"

@@ -39,8 +39,8 @@ _WELL_KNOWN = (DEFAULT_INDEX, "model.safetensors", "consolidated.safetensors")
 class RacerSource:
     """The objects under the prefix of `url`, which is taken as a directory.
 
-    `names` are those of its files, where they are known: nothing is listed then. `socket` and
-    `timeout` are as for `Client`.
+    `names` are those of its files, where they are known: nothing is listed then. `socket`,
+    `run_dir` and `timeout` are as for `Client`.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class RacerSource:
         *,
         names: Sequence[str] | None = None,
         socket: str | os.PathLike[str] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> None:
         parsed = RacerUrl.parse(url)
@@ -56,7 +57,12 @@ class RacerSource:
         self._base = RacerUrl(parsed.cache, parsed.bucket, key)
         self.location = str(self._base).rstrip("/")
         self.timeout = TIMEOUT_SECONDS if timeout is None else timeout
-        self.client = Client(socket=socket, timeout=self.timeout, connections_max=_CONNECTIONS_MAX)
+        self.client = Client(
+            socket=socket,
+            run_dir=run_dir,
+            timeout=self.timeout,
+            connections_max=_CONNECTIONS_MAX,
+        )
         self.cancelled = threading.Event()
         self._gpu: bool | None = None  # Whether the GPU that is loaded into is the daemon's too.
         self._names = names
