@@ -14,8 +14,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from racerd.crypto.keyring import Keyring
 from racerd.errors import ConfigError
 from racerd.gpu.node import GpuNode
 from racerd.gpu.supervisor import ArenaShape, GpuDevice, GpuSettings
+from racerd.origin.factory import why_unusable_now
 from racerd.read.services import ReadServices, ReadThreads
 from racerd.read.settings import ReadSettings
 from racerd.runtime.arena import FrameArena
@@ -42,6 +43,7 @@ from racerd.runtime.watch import watch_files
 from racerd.serve.diagnostics import Answer, DiagnosticsServer, Page
 from racerd.serve.settings import ClientSocketSettings
 from racerd.store import Store
+from racerd.store.device import DiskError
 from racerd.store.disk import DiskReport
 from racerd.store.settings import DiskSettings, StoreSettings
 from racerd.telemetry import Metrics
@@ -142,6 +144,19 @@ def _gpu_node(settings: Settings, arena: FrameArena, metrics: Metrics) -> GpuNod
     return GpuNode(settings.gpu, gpu_settings, shape, metrics)
 
 
+@contextmanager
+def _opened_store(settings: Settings, metrics: Metrics) -> Iterator[Store]:
+    """Raises ConfigError where another daemon has a slab, as a socket does that one listens on."""
+    with ExitStack() as stack:
+        try:
+            store = stack.enter_context(
+                Store(_store_settings(settings), settings.geometry, metrics)
+            )
+        except DiskError as error:
+            raise ConfigError([f"disks: {error.message}; {error.hint}"]) from error
+        yield store
+
+
 class Daemon:
     """One racerd. An async context manager: entered, it serves."""
 
@@ -188,9 +203,7 @@ class Daemon:
         self._gpus = await stack.enter_async_context(_gpu_node(settings, arena, metrics))
         _make_folder(settings.state_dir)
         self._keyring = Keyring.open(settings.key_file)
-        self._store = stack.enter_context(
-            Store(_store_settings(settings), settings.geometry, metrics)
-        )
+        self._store = stack.enter_context(_opened_store(settings, metrics))
         threads = ReadThreads(
             open=await stack.enter_async_context(
                 WorkerThreads("open", settings.open_threads, spread=True)
@@ -239,7 +252,8 @@ class Daemon:
         lines = [f"racerd {__version__}"]
         for cache in self.settings.caches.values():
             lines.append(f"  cache {cache.name}: {self._caches.socket_path(cache.name)}")
-            lines.append(f"    origin {cache.origin}")
+            why = why_unusable_now(cache.origin)
+            lines.append(f"    origin {cache.origin}{f' ({why})' if why else ''}")
         for report in self._store.reports():
             trouble = f", {report.state}: {report.reason}" if report.reason else ""
             lines.append(f"  disk {report.path}: {format_bytes(report.capacity_bytes)}{trouble}")

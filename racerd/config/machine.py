@@ -61,6 +61,15 @@ class Machine:
         return max(PLAINTEXT_MIN, min(PLAINTEXT_MAX, share))
 
 
+def closest_seen(path: Path) -> Path:
+    """`path`, or the closest folder above it that this user can see.
+
+    Below a folder that may not be searched nothing is seen; it counts as not there, as for open(2)
+    it might as well be. Never raises: an answer for whoever asks what could be made where.
+    """
+    return next(place for place in (path, *path.parents) if os.path.exists(place))
+
+
 def _available_bytes() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -109,8 +118,7 @@ class FileSystem:
     @classmethod
     def of(cls, slab: Path) -> FileSystem:
         """The file system where `slab` is, or will be."""
-        there = next(folder for folder in slab.parents if folder.exists())
-        found = os.statvfs(there)
+        found = os.statvfs(closest_seen(slab.parent))
         total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
         try:
             existing = slab.stat()

@@ -6,6 +6,7 @@ that errors and `check-config` use.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -110,7 +111,7 @@ class Sources:
     @property
     def file_is_private(self) -> bool:
         """Whether the settings file may hold secrets: nobody but its owner can read it."""
-        return self.file is not None and self.file.exists() and is_private(self.file)
+        return self.file is not None and os.path.exists(self.file) and is_private(self.file)
 
     def _unknown_names(self) -> list[str]:
         names = {declared.name for declared in SETTINGS} | _LISTS.keys()

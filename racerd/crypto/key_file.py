@@ -14,6 +14,7 @@ Invariants: a file that others may read is not used; a new file appears whole, s
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -275,11 +276,15 @@ def remove_leftovers(path: Path) -> None:
     Raises ConfigError where there are some that cannot be removed.
     """
     try:
-        if _leftovers(path):
-            with _locked(path):
-                pass  # Taking the lock does it.
+        found = _leftovers(path)
     except FileNotFoundError:
         return  # There is no folder yet.
+    except OSError as error:
+        raise ConfigError([_os_problem(path, "may have old copies beside it", error)]) from None
+    try:
+        if found:
+            with _locked(path):
+                pass  # Taking the lock does it.
     except OSError as error:
         raise ConfigError([_os_problem(path, "has old copies beside it", error)]) from None
 
@@ -293,4 +298,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _os_problem(path: Path, what: str, error: OSError) -> str:
-    return f"key file {path} {what}: {error.strerror or error}"
+    problem = f"key file {path} {what}: {error.strerror or error}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        problem += (
+            f"; let user {os.geteuid()} use the file and the folders above it, or name another one"
+        )
+    return problem

@@ -41,21 +41,13 @@ class Keyring:
 
         Raises ConfigError with every problem of a file that cannot be used.
         """
+        ring = _read_or_create(path, create=create)
+        # Only now: of a file that cannot be used, its folder is not what there is to tell.
         try:
             remove_leftovers(path)
         except ConfigError as error:
             _LOG.warning("%s; remove .%s.*.new there yourself", error.message, path.name)
-        try:
-            return cls(path, read_key_file(path))
-        except FileNotFoundError:
-            if not create:
-                raise ConfigError([f"key file {path} does not exist"]) from None
-        with contextlib.suppress(FileExistsError):  # Somebody else's is as good.
-            create_key_file(path)
-        try:
-            return cls(path, read_key_file(path))
-        except FileNotFoundError:
-            raise ConfigError([f"key file {path} vanished while it was made"]) from None
+        return cls(path, ring)
 
     @property
     def active(self) -> EpochKey:
@@ -100,3 +92,18 @@ class Keyring:
 
     def __repr__(self) -> str:
         return f"Keyring({self.path}, active={self.active.epoch}, epochs={self.epochs})"
+
+
+def _read_or_create(path: Path, *, create: bool) -> KeyRing:
+    """Raises ConfigError; see `Keyring.open`."""
+    try:
+        return read_key_file(path)
+    except FileNotFoundError:
+        if not create:
+            raise ConfigError([f"key file {path} does not exist"]) from None
+    with contextlib.suppress(FileExistsError):  # Somebody else's is as good.
+        create_key_file(path)
+    try:
+        return read_key_file(path)
+    except FileNotFoundError:
+        raise ConfigError([f"key file {path} vanished while it was made"]) from None

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from racerd.config.machine import FileSystem
+from racerd.config.machine import FileSystem, closest_seen
 from racerd.doctor.finding import Finding, failed, ok, slower
 from racerd.units import KIB, format_bytes
 
@@ -32,7 +32,7 @@ class DiskFacts:
     slab takes already; `wanted_bytes` is its size by the settings, or None for a default."""
 
     path: Path
-    kind: str  # "file", "block device", "missing", or what else it is
+    kind: str  # "file", "block device", "missing", "hidden" by a folder, or what else it is
     file_system: str
     mount: str
     direct: bool
@@ -69,8 +69,10 @@ def probe_disk(path: Path, wanted_bytes: int | None) -> DiskFacts:
 def _kind(path: Path) -> str:
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "missing"
+    except PermissionError:
+        return "hidden"
     if stat.S_ISREG(mode):
         return "file"
     if stat.S_ISBLK(mode):
@@ -103,7 +105,7 @@ def probe_file(path: Path) -> Iterator[Path]:
     if path.is_block_device():
         yield path
         return
-    folder = next(place for place in path.parents if place.exists())
+    folder = closest_seen(path.parent)
     descriptor, name = tempfile.mkstemp(prefix=".racer-doctor-", dir=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -146,6 +148,13 @@ def _judge_place(facts: DiskFacts) -> Finding:
             check,
             f"{facts.path} is a {facts.kind}",
             "name a file that may be made, or a block device, with --disk",
+        )
+    if facts.kind == "hidden":
+        return failed(
+            check,
+            f"user {os.geteuid()} may not search the folders above {facts.path}",
+            "let racerd's user search them and write to the last, or name another place with"
+            " --disk",
         )
     if facts.error:
         return failed(

@@ -10,6 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from racerd.config.machine import closest_seen
 from racerd.doctor.finding import Finding, failed, not_applicable, ok
 
 _OTHERS_WRITE = 0o022
@@ -18,7 +19,9 @@ _OTHERS = 0o077
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """A folder, or the closest one above it that is there (`there`), as the kernel tells of it."""
+    """A folder, or the closest one above it that is there (`there`), as the kernel tells of it.
+
+    Where this user may not search a folder, `there` is that one: nothing below it is seen."""
 
     path: Path
     there: Path
@@ -34,7 +37,7 @@ class FolderFacts:
 
 
 def probe_folder(path: Path) -> FolderFacts:
-    there = next(place for place in (path, *path.parents) if place.exists())
+    there = closest_seen(path)
     status = there.stat()
     return FolderFacts(
         path=path,
@@ -42,7 +45,7 @@ def probe_folder(path: Path) -> FolderFacts:
         mode=stat.S_IMODE(status.st_mode),
         owner=status.st_uid,
         is_folder=stat.S_ISDIR(status.st_mode),
-        writable=os.access(there, os.W_OK | os.X_OK),
+        writable=os.access(there, os.W_OK | os.X_OK, effective_ids=True),
         user=os.geteuid(),
     )
 
@@ -74,24 +77,36 @@ def judge_folder(check: str, facts: FolderFacts, setting: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class KeyFileFacts:
-    """`mode` is None where there is no file."""
+    """`mode` is None where there is no file, or where it is `hidden`: in a folder that this user
+    may not search."""
 
     path: Path
     mode: int | None
     readable: bool
     user: int
+    hidden: bool = False
 
 
 def probe_key_file(path: Path) -> KeyFileFacts:
+    mode, hidden = None, False
     try:
-        mode: int | None = stat.S_IMODE(path.stat().st_mode)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except PermissionError:
+        hidden = True
     except OSError:
-        mode = None
-    return KeyFileFacts(path, mode, os.access(path, os.R_OK), os.geteuid())
+        pass  # There is none; where it cannot be made either, the folder's line says so.
+    readable = os.access(path, os.R_OK, effective_ids=True)
+    return KeyFileFacts(path, mode, readable, os.geteuid(), hidden)
 
 
 def judge_key_file(facts: KeyFileFacts) -> Finding:
     """Whether the keys in it are any good is `racerd`'s to say at its start."""
+    if facts.hidden:
+        return failed(
+            "key-file",
+            f"user {facts.user} may not search the folders above {facts.path}",
+            f"let user {facts.user} search them, or name another file with --key-file",
+        )
     if facts.mode is None:
         return not_applicable("key-file", f"{facts.path} is made at the first start")
     if not facts.readable:

@@ -16,6 +16,7 @@ A directory has no name for keys with empty parts ("a//b", a leading or trailing
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ from racerd.origin.protocol import CancelToken, ListedObject, ListedPrefix
 from racerd.runtime.deadline import Deadline
 from racerd.units import MIB
 
+_LOG = logging.getLogger(__name__)
 _READ_BYTES = 4 * MIB
 # NONBLOCK: opening a pipe must not wait for its writer. It means nothing for regular files.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
@@ -61,12 +63,28 @@ class _Entry:
         return self.name.endswith(b"/")
 
 
+def why_unusable(root: bytes) -> str:
+    """Why nothing can be read from the directory `root` now, in a few words; "" where it can."""
+    try:
+        found = os.stat(root)
+    except PermissionError:
+        return f"user {os.geteuid()} may not search the folders above it"
+    except OSError:
+        return "not there yet"
+    if not stat.S_ISDIR(found.st_mode):
+        return "not a directory"
+    if not os.access(root, os.R_OK | os.X_OK, effective_ids=True):
+        return f"user {os.geteuid()} may not read it"
+    return ""
+
+
 class DirectoryOrigin:
     """Implements `Origin` for file://. Holds no descriptor between calls."""
 
     def __init__(self, root: bytes, beneath: Beneath) -> None:
         self._root = root
         self._beneath = beneath
+        self._told_refusal = False
 
     @property
     def description(self) -> str:
@@ -139,6 +157,9 @@ class DirectoryOrigin:
         self, error: OSError, subject: str, object_id: ObjectId | None = None
     ) -> RacerError:
         name = errno.errorcode.get(error.errno or 0, str(error.errno))
+        # Before the root is looked at: it may be the root that this user may not see.
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return self._refusal(subject, name)
         if not os.path.isdir(self._root):
             return unavailable(
                 "the directory is not there",
@@ -147,13 +168,25 @@ class DirectoryOrigin:
             )
         if error.errno in _ABSENT and object_id is not None:
             return not_found(object_id.text, self.description)
-        if error.errno in (errno.EACCES, errno.EPERM):
-            return forbidden(subject, self.description, name)
         return unavailable(
             f"reading {subject} failed ({name}: {os.strerror(error.errno or 0)})",
             self.description,
             hint="check the disk or mount below the directory, and the daemon's descriptor limit",
         )
+
+    def _refusal(self, subject: str, name: str) -> RequestError:
+        """Access is refused; the log tells the first one, and callers are told each."""
+        failure = forbidden(
+            subject,
+            self.description,
+            name,
+            hint=f"the daemon runs as user {os.geteuid()}: let it read the file and search the"
+            " folders on the way there (mode, owner, group; see `namei -l`)",
+        )
+        if not self._told_refusal:
+            self._told_refusal = True
+            _LOG.warning("%s; %s; further refusals are not logged", failure.message, failure.hint)
+        return failure
 
     def list_objects(
         self,

@@ -12,7 +12,7 @@ from racerd.config.origin_options import OriginOptions
 from racerd.errors import ConfigError
 from racerd.origin.background import BackgroundLoop
 from racerd.origin.beneath import Beneath
-from racerd.origin.directory import DirectoryOrigin
+from racerd.origin.directory import DirectoryOrigin, why_unusable
 from racerd.origin.front import OriginFront
 from racerd.origin.http_client import HttpClient
 from racerd.origin.http_origin import HttpOrigin, HttpSettings
@@ -37,6 +37,10 @@ def make_origin(url: str, options: OriginOptions, *, cache: str, metrics: Metric
     match parts.scheme:
         case "file":
             origin = _directory(unquote_to_bytes(parts.path), metrics)
+            if why := why_unusable_now(url):
+                _LOG.warning(
+                    "cache %s: reads of the origin %s fail for now: %s", cache, url, why,
+                )  # fmt: skip
         case "http" | "https":
             settings = HttpSettings(
                 options.bearer_token, options.weak_etags, options.progress_bytes_per_second_min
@@ -49,6 +53,13 @@ def make_origin(url: str, options: OriginOptions, *, cache: str, metrics: Metric
         case scheme:
             raise ConfigError([f"cache {cache}: no origin has the scheme {scheme!r}"])
     return OriginFront(origin, buckets, cache=cache, metrics=metrics)
+
+
+def why_unusable_now(url: str) -> str:
+    """Why nothing can be read from the origin at `url`, as far as this node alone can tell; ""
+    where it knows of nothing. Nobody else is asked."""
+    parts = urlsplit(url)
+    return why_unusable(unquote_to_bytes(parts.path)) if parts.scheme == "file" else ""
 
 
 def _object_store(

@@ -43,11 +43,13 @@ def not_nameable(object_id: ObjectId, where: str, why: str) -> RequestError:
     )
 
 
-def forbidden(subject: str, where: str, why: str = "") -> RequestError:
+def forbidden(subject: str, where: str, why: str = "", *, hint: str = "") -> RequestError:
+    """`hint` for an origin that knows no credentials."""
     return RequestError(
         "forbidden",
         f"{where} refuses access to {subject}{f' ({why})' if why else ''}",
-        hint="check the credentials that racerd uses for this cache, and what they may read",
+        hint=hint
+        or "check the credentials that racerd uses for this cache, and what they may read",
     )
 
 

@@ -48,6 +48,9 @@ _HINTS = {
     errno.EISDIR: "the path of a slab must be a file or a block device: name a file in the folder",
     errno.EACCES: "let the daemon's user read and write the slab and its folder",
     errno.ENOENT: "make the slab's folder, or mount its disk",
+    errno.EFBIG: "the file system takes no file of this size: give the slab a smaller capacity",
+    errno.ENOTBLK: "name a file or a block device",
+    errno.EWOULDBLOCK: "stop that daemon, or give this one its own slab",
     errno.EINVAL: "the file system refuses I/O of this alignment: use another one for the slab",
 }
 
@@ -357,7 +360,7 @@ def open_file_device(path: Path) -> FileDevice:
 
 def _open(path: Path) -> tuple[int, bool]:
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    if not path.exists() and not path.is_symlink():
+    if not os.path.lexists(path):  # Also where nobody may look: then opening says why.
         flags |= os.O_CREAT
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600), True
@@ -387,7 +390,7 @@ def _lock(path: Path, fd: int) -> None:
         if error.errno == errno.EWOULDBLOCK:
             raise DiskError(
                 "lock", path, errno.EWOULDBLOCK, code="slab_locked",
-                detail="another process has it; stop that daemon or give this one its own slab",
+                detail="another process has it",
             ) from error  # fmt: skip
         raise DiskError("lock", path, error.errno or errno.EIO) from error
 

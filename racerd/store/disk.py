@@ -96,6 +96,7 @@ class Disk:
         self._keeper = make_keeper(f"store {self.label}", self)
         self._opened = threading.Event()  # Tried to: the slab may be closed all the same.
         self._locked: DiskError | None = None
+        self._waited = False  # `wait_open` is over: it raises nothing any more.
         self._told = ""
         self._checkpoint_due = 0.0
         self._scrub_row = 0
@@ -113,6 +114,7 @@ class Disk:
         Any other failure leaves the disk down: the store works without it.
         """
         self._opened.wait(self._store.wait_seconds_max)
+        self._waited = True
         if self._locked is not None:
             raise self._locked
 
@@ -125,6 +127,10 @@ class Disk:
         """On the disk's thread: opens the slab and recovers it."""
         try:
             self._open()
+        except Exception:
+            # A defect, told by the keeper: until a probe opens the slab after all, nobody uses it.
+            self.watch.start_down("opening the slab failed; the log says how")
+            raise
         finally:
             self._opened.set()
         self._recover()
@@ -185,6 +191,8 @@ class Disk:
             self._locked = error if error.code == "slab_locked" else None
         self.watch.start_down(error.message)
         self.watch.publish()
+        if self._locked is not None and not self._waited:
+            return  # `wait_open` raises it, and who started the store tells it.
         if error.message != self._told:  # Each probe may meet it again.
             self._told = error.message
             log.error("%s is not used: %s; %s", self.label, error.message, error.hint)
@@ -252,11 +260,17 @@ class Disk:
     def _tell_recovery(self, live: LiveSlab, seconds: float) -> None:
         progress = live.progress
         self._metrics.store_recovery_seconds.labels(self.label).set(seconds)
-        log.info(
-            "%s: %d pages after %.1f s (%d from the checkpoint, %d by scanning; %d segments could"
-            " not be read)", self.label, self.page_count, seconds, progress.pages_from_checkpoint,
-            progress.pages_from_scan, progress.segments_unreadable,
-        )  # fmt: skip
+        if self.page_count:
+            log.info(
+                "%s: %d pages are back after %.1f s: %d from the checkpoint, %d by scanning",
+                self.label, self.page_count, seconds, progress.pages_from_checkpoint,
+                progress.pages_from_scan,
+            )  # fmt: skip
+        if progress.segments_unreadable:
+            log.warning(
+                "%s: %d segments could not be read and are not used until the next start",
+                self.label, progress.segments_unreadable,
+            )  # fmt: skip
 
     # What others see
 
