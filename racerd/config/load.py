@@ -221,7 +221,7 @@ def _together(
     values = gathered.values
     paths = [disk.path for disk in disks]
     problems = [f"disks: {p} is named twice" for p in sorted(set(paths)) if paths.count(p) > 1]
-    problems += _geometry_problems(values)
+    problems += _geometry_problems(values, gathered.origins)
     problems += _staging_problems(values)
     problems += _memory_problems(values, gathered.around.machine.limit_bytes)
     if values["run_dir"] is not None:
@@ -234,7 +234,7 @@ def _together(
     return problems
 
 
-def _geometry_problems(values: Mapping[str, Any]) -> list[str]:
+def _geometry_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
     if values["page_bytes"] is None or values["frame_bytes"] is None:
         return []
     try:
@@ -242,9 +242,13 @@ def _geometry_problems(values: Mapping[str, Any]) -> list[str]:
     except ValueError as error:
         return [str(error)]
     page = geometry.page_bytes
+    wanted = {"memory": 4, "plaintext": 2}
+    if origins["dirty"] != "default":  # By default it is half of memory, and right where that is.
+        wanted["dirty"] = 2
     return [
-        f"{name}: {format_bytes(values[name])} must hold {pages} pages of {format_bytes(page)}"
-        for name, pages in (("memory", 4), ("plaintext", 2), ("dirty", 2))
+        f"{name}: {format_bytes(values[name])} must hold {pages} pages of {format_bytes(page)}:"
+        f" give it {format_bytes(pages * page)} or more, or a smaller --page-bytes"
+        for name, pages in wanted.items()
         if values[name] is not None and values[name] < pages * page
     ]
 

@@ -84,7 +84,10 @@ def open_slab(
     kept, geometry = _plan(device, disk, store, page, found)
     _prove_writes(device, known=kept is not None)
     if found is not None and kept is None:
-        log.warning("%s cannot keep its layout: it is started anew, without its pages", disk.path)
+        log.warning(
+            "%s: %s: the slab is started anew, without its pages and the pins noted on it",
+            disk.path, _why_anew(found.geometry, geometry),
+        )  # fmt: skip
     if kept is not None and kept.geometry == geometry and kept.version == FORMAT_V2:
         superblock = kept
         _renew_superblocks(device, superblock, spoilt)
@@ -127,13 +130,31 @@ def _plan(
                 page, capacity, segment_bytes=found.geometry.segment_bytes
             )
         except ValueError:
-            log.info("%s has become too small for its segments", disk.path)
+            pass  # It has become too small for its segments; `_why_anew` says so.
     try:
         return None, SlabGeometry.plan(page, _capacity(device, disk, store, None))
     except ValueError as error:
         raise IntegrityError(
             "slab_small", str(error), hint="raise the capacity of this disk"
         ) from error
+
+
+def _why_anew(old: SlabGeometry, new: SlabGeometry) -> str:
+    """The settings whose change records cannot outlive, each with its value then and now."""
+    sizes = [
+        ("page_bytes", old.page.page_bytes, new.page.page_bytes),
+        ("frame_bytes", old.page.frame_bytes, new.page.frame_bytes),
+    ]
+    changed = [
+        f"{name} was {format_bytes(then)} and is {format_bytes(now)} now"
+        for name, then, now in sizes
+        if then != now
+    ]
+    return ", ".join(changed) or (
+        f"its capacity was {format_bytes(old.capacity_bytes)} and is"
+        f" {format_bytes(new.capacity_bytes)} now, too little for segments of"
+        f" {format_bytes(old.segment_bytes)}"
+    )
 
 
 def _capacity(

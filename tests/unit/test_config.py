@@ -585,3 +585,15 @@ def test_help_shows_every_setting_with_its_default(capsys: pytest.CaptureFixture
     for setting in SETTINGS:
         assert setting.flag in shown
     assert "default: 0.15" in shown
+
+
+def test_too_little_memory_is_told_once_and_with_what_to_do() -> None:
+    """What follows from it by default is no problem of its own."""
+    [problem] = problems("--memory=1MiB")
+    assert problem.startswith("memory: 1 MiB must hold 4 pages of 16 MiB")
+    assert "give it 64 MiB or more, or a smaller --page-bytes" in problem
+    assert {each.partition(":")[0] for each in problems("--memory=1MiB", "--dirty=1MiB")} == {
+        "memory",
+        "dirty",
+    }
+    assert load("--memory=64MiB").dirty == 32 << 20
