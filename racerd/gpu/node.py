@@ -48,6 +48,7 @@ class GpuNode:
         self._devices: dict[str, GpuDevice] = {}
         self._names: dict[str, str] = {}
         self._off = "GPUs are off by settings (--gpu=off)"
+        self._hint = ""
         self._refused: dict[str, str] = {}  # UUIDs that are here and not used: why
         self._stack = AsyncExitStack()
 
@@ -96,9 +97,9 @@ class GpuNode:
         return "; ".join(told) or None
 
     def describe(self) -> str:
-        """One line for a person."""
+        """One line for a person; without GPUs, the reason, which the log does not repeat."""
         if not self._devices:
-            return f"off ({self._off})"
+            return f"off ({self._off}{f'; {self._hint}' if self._hint else ''})"
         gpus = ", ".join(f"{self._names[uuid]} {uuid_text(uuid)}" for uuid in self._devices)
         return f"{len(self._devices)} used: {gpus}"
 
@@ -141,7 +142,7 @@ class GpuNode:
             self._off = _why_none(found, self._refused)
             if self._mode == "on":
                 raise ConfigError(_problems(found, self._refused))
-            _log.info("GPUs are off: %s. %s", self._off, found.hint)
+            self._hint = found.hint
             return
         for gpu in usable:
             device = GpuDevice(gpu.uuid, self._settings, self._arena, self._metrics)

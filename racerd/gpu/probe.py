@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import dataclass
 
@@ -42,12 +43,20 @@ async def find_gpus(seconds_max: float = PROBE_SECONDS_MAX) -> FoundGpus:
 
     Cancelling ends the child.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "racerd.gpu.worker.probe"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "racerd.gpu.worker.probe"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        return _failed(
+            "probe_not_started",
+            f"the process that looks for GPUs cannot be started: {sys.executable}:"
+            f" {error.strerror or error}",
+            f"let user {os.geteuid()} run that interpreter, and see its limit of processes",
+        )
     try:
         output, errors = await asyncio.wait_for(process.communicate(), seconds_max)
     except TimeoutError:
