@@ -262,9 +262,8 @@ class Disk:
         self._metrics.store_recovery_seconds.labels(self.label).set(seconds)
         if self.page_count:
             log.info(
-                "%s: %d pages are back after %.1f s: %d from the checkpoint, %d by scanning",
-                self.label, self.page_count, seconds, progress.pages_from_checkpoint,
-                progress.pages_from_scan,
+                "%s: recovered in %.1f s: pages from the checkpoint %d, by scanning %d",
+                self.label, seconds, progress.pages_from_checkpoint, progress.pages_from_scan,
             )  # fmt: skip
         if progress.segments_unreadable:
             log.warning(

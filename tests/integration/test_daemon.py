@@ -227,6 +227,28 @@ def test_a_live_socket_is_refused(tmp_path: Path, models: Path) -> None:
             assert client.read("racer://local/models/config.json") == b"{}"
 
 
+def test_a_slab_in_use_is_refused_like_a_socket_in_use(tmp_path: Path, models: Path) -> None:
+    """F37: one message, with what to do, and the status of wrong settings."""
+    with served(tmp_path, f"file://{models}"):
+        second = DaemonProcess(
+            tmp_path / "second",
+            caches={"local": f"file://{models}"},
+            arguments=[*SMALL, f"--disk={tmp_path / 'slab'}:64MiB"],
+        )
+        with pytest.raises(RuntimeError, match="ended with 2"):
+            second.start()
+        told = [line for line in second.log.splitlines() if "slab" in line]
+        assert len(told) == 1 and "another process has it" in told[0]
+        assert "stop that daemon" in told[0] and "dmesg" not in second.log
+
+
+def test_an_origin_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
+    """The daemon starts, since a mount may come later, and says so twice: log and greeting."""
+    with served(tmp_path, f"file://{tmp_path}/later") as daemon:
+        assert f"origin file://{tmp_path}/later (not there yet)" in daemon.started_text
+        assert "WARNING" in daemon.log and "fail for now: not there yet" in daemon.log
+
+
 def test_socket_and_key_modes(tmp_path: Path, models: Path) -> None:
     """F77: the socket is 0660 and the key file 0600."""
     with served(tmp_path, f"file://{models}") as daemon:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import random
 import shutil
@@ -14,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from racerd.ids import PageId
+from racerd.pages import PageGeometry
 from racerd.store import Store, StoreSettings
-from racerd.store.device import DiskError, open_file_device
+from racerd.store.device import BlockDevice, DiskError, open_file_device
+from racerd.store.notes import Selector
+from racerd.store.settings import DiskSettings
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
 from tests.support.store_pages import GEOMETRY, counted, read_back, sealed, settings, version
@@ -107,14 +112,84 @@ def test_the_slab_never_outgrows_its_capacity_on_disk(slab: Path) -> None:
     assert slab.stat().st_size <= 4 * MIB
 
 
-def test_a_second_store_is_refused_and_leaves_nothing_open(slab: Path) -> None:
+def test_a_second_store_is_refused_and_leaves_nothing_open(
+    slab: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F37: it is told once, by whoever started the store, and blames no disk."""
     with Store(settings(slab), GEOMETRY, Metrics()) as store:
         recovered(store)
         second = Store(settings(slab, slab.with_name("other")), GEOMETRY, Metrics())
         with pytest.raises(DiskError) as caught:
             second.__enter__()
         assert caught.value.code == "slab_locked"
+        assert "stop that daemon" in caught.value.hint and "dmesg" not in caught.value.hint
+        assert caplog.text == ""
         assert store.write(sealed(PAGES[0]))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "geometry", "why"),
+    [
+        (
+            8 * MIB,
+            PageGeometry(2 * GEOMETRY.page_bytes, 2 * GEOMETRY.frame_bytes),
+            "page_bytes was 64 KiB and is 128 KiB now, frame_bytes was 16 KiB and is 32 KiB now",
+        ),
+        (
+            8 * MIB,
+            PageGeometry(GEOMETRY.page_bytes, 2 * GEOMETRY.frame_bytes),
+            "slab: frame_bytes was 16 KiB and is 32 KiB now",
+        ),
+        (MIB, GEOMETRY, "its capacity was 8 MiB and is 1 MiB now, too little for segments of"),
+    ],
+    ids=["page", "frame", "capacity"],
+)
+def test_what_starts_a_slab_anew_is_named(
+    slab: Path,
+    caplog: pytest.LogCaptureFixture,
+    capacity: int,
+    geometry: PageGeometry,
+    why: str,
+) -> None:
+    with Store(settings(slab), GEOMETRY, Metrics()) as store:
+        assert recovered(store).write(sealed(PAGES[0]))
+        store.pin(Selector("c", "bucket", b"", exact=False))
+    with Store(settings(slab, capacity=capacity), geometry, Metrics()) as store:
+        assert recovered(store).pins == ()
+        assert not store.contains(PAGES[0])
+    [record] = [each for each in caplog.records if "anew" in each.message]
+    assert why in record.message and "pins" in record.message
+
+
+def test_recovery_tells_what_it_found_and_nothing_of_an_empty_slab(
+    slab: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        with Store(settings(slab), GEOMETRY, Metrics()) as store:
+            assert recovered(store).write(sealed(PAGES[0]))
+        assert "recovered" not in caplog.text
+        with Store(settings(slab), GEOMETRY, Metrics()) as store:
+            recovered(store)
+    assert "pages from the checkpoint 1, by scanning 0" in caplog.text and "could not be read" not in caplog.text
+
+
+def test_a_defect_while_a_slab_is_opened_leaves_it_down(
+    slab: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R23: nothing is said to be well that nobody could open."""
+
+    def open_device(_: DiskSettings) -> BlockDevice:
+        raise ZeroDivisionError
+
+    with Store(settings(slab), GEOMETRY, Metrics(), open_device=open_device) as store:
+        [report] = store.reports()
+        assert report.state in ("down", "probing") and "the log says how" in report.reason
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.ENOTBLK, errno.EWOULDBLOCK])
+def test_the_kernels_log_is_not_named_where_it_tells_nothing(number: int) -> None:
+    assert "dmesg" not in DiskError("allocate", Path("/s"), number).hint
 
 
 def test_a_slab_without_a_folder_degrades(slab: Path) -> None:
