@@ -305,7 +305,7 @@ class Campaign:
         def watch() -> None:
             while not stop.wait(_WATCH_SECONDS):
                 if _recovery(daemon) is None:
-                    self.lives.recovered()
+                    self.lives.recovered(READERS)
                     recovered.set()
                     return
 

@@ -28,6 +28,7 @@ class Lives:
         self._number = 0
         self._ready = False
         self._recovered = False
+        self._awaited: dict[int, int] = {}
 
     def ready(self) -> None:
         with self._lock:
@@ -35,14 +36,26 @@ class Lives:
             self._ready = True
             self._lock.notify_all()
 
-    def recovered(self) -> None:
+    def recovered(self, readers: int = 0) -> None:
+        """Recovery is over. It counts once each of `readers` has begun two more requests: one may
+        still join the fetch of a page that was begun when the page was not found yet."""
         with self._lock:
-            self._recovered = True
+            self._awaited = dict.fromkeys(range(readers), 2)
+            self._recovered = not readers
+
+    def began(self, reader: int) -> None:
+        """A reader begins a request."""
+        with self._lock:
+            if self._awaited:
+                self._awaited[reader] = self._awaited.get(reader, 0) - 1
+                self._awaited = {each: left for each, left in self._awaited.items() if left > 0}
+                self._recovered |= not self._awaited
 
     def ending(self) -> None:
         """To be called before the daemon is hurt."""
         with self._lock:
             self._ready = self._recovered = False
+            self._awaited = {}
 
     @property
     def now(self) -> tuple[int, bool, bool]:
@@ -73,6 +86,7 @@ class Reader(threading.Thread):
         seed: str, *, steadfast: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(name=f"reader-{number}")
+        self._number = number
         self._steadfast = steadfast
         self._client: racer.Client | None = None
         self._socket = socket
@@ -110,6 +124,7 @@ class Reader(threading.Thread):
     def _step(self, client: racer.Client) -> bool:
         """One request. Returns whether the client is still of use."""
         name, work = self._choose()
+        self._lives.began(self._number)
         before = self._lives.now
         try:
             work(client, before)
