@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from pathlib import Path
 
 import pytest
 import uvloop
 
+from racerd.app import Daemon
+from racerd.cli import parse_flags
+from racerd.config import load_settings
 from racerd.errors import ConfigError
 from racerd.serve.diagnostics import Answer, DiagnosticsServer, Page
 from racerd.telemetry import Metrics
@@ -53,6 +57,15 @@ def test_pages_answer() -> None:
     status, body = _exchange(b"GET /readyz?verbose HTTP/1.1\r\n\r\n")
     assert status == 503
     assert json.loads(body)["waiting_for"] == ["store"]
+
+
+def test_the_list_of_pages_in_the_docs_is_complete() -> None:
+    """R42: whoever looks for a page finds all there are in one place."""
+    flags = parse_flags(["--state-dir=/s", "--run-dir=/r", "--disk=/s/slab:1GiB"])
+    settings = load_settings(flags, {}).settings
+    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    for page in Daemon(settings, lambda: settings, ())._pages():
+        assert f"| `{page}` |" in text
 
 
 def test_metrics_have_help_and_the_gpu_counters_though_zero() -> None:

@@ -170,7 +170,10 @@ def test_recovery_tells_what_it_found_and_nothing_of_an_empty_slab(
         assert "recovered" not in caplog.text
         with Store(settings(slab), GEOMETRY, Metrics()) as store:
             recovered(store)
-    assert "pages from the checkpoint 1, by scanning 0" in caplog.text and "could not be read" not in caplog.text
+    assert (
+        "pages from the checkpoint 1, by scanning 0" in caplog.text
+        and "could not be read" not in caplog.text
+    )
 
 
 def test_a_defect_while_a_slab_is_opened_leaves_it_down(
