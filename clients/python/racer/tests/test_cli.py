@@ -17,7 +17,7 @@ import pytest
 from clients.python.racer.tests.fake_daemon import FakeDaemon, Reply, Seen, error
 from clients.python.racer.tests.patterns import MIB, pattern
 from racer.cli.files import UnsafeName, check_distinct, safe_parts, whole_file
-from racer.cli.units import format_bytes, parse_bytes
+from racer.cli.units import counted, format_bytes, parse_bytes
 from racer.transfer import RING_PART_BYTES
 
 Racer = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -94,7 +94,7 @@ def test_explain_evict_prefetch(daemon: FakeDaemon, run: Racer) -> None:
         }
     ]
     assert "2 pages" in done(run("evict", url))
-    assert "pinned: 1 pages" in done(run("pin", url))
+    assert "pinned: 1 page, " in done(run("pin", url))
     (value,) = lines(run("pin", "-r", "racer://local/llama/", "--json"))
     assert value["room_bytes"] == 8000
     told = done(run("pins", "local"))
@@ -203,6 +203,24 @@ def test_cp_does_not_follow_links_out_of_the_folder(
     assert (tmp_path / "outside" / "kept").read_text() == "kept"
 
 
+def test_cp_names_what_it_cannot_write(daemon: FakeDaemon, run: Racer, tmp_path: Path) -> None:
+    """With what to do, and without numbers of errors or names that only the program knows."""
+    url = daemon.put("llama", "m/weights", b"data")
+    (tmp_path / "file").write_text("file")
+    (tmp_path / "out" / "weights").mkdir(parents=True)
+    for source, target, named, remedy in (
+        (url, "/proc/x/y", "/proc/x: ", "give another place"),
+        (url, "file/x", "file: ", "a file is in the way"),
+        ("racer://local/llama/m/", "file", "file: ", "a file is in the way"),
+        ("racer://local/llama/m/", "out", "out/weights: ", "a folder is in the way"),
+    ):
+        result = run("cp", source, target)
+        told = result.stderr.decode()
+        assert result.returncode == 1
+        assert told.startswith(f"racer: cannot write {named}") and remedy in told
+        assert "Errno" not in told and "b'" not in told and ".part" not in told
+
+
 def test_cp_refuses_an_object_that_is_a_folder_too(daemon: FakeDaemon, run: Racer) -> None:
     daemon.put("llama", "m/a", b"1")
     daemon.put("llama", "m/a/b", b"2")
@@ -304,6 +322,40 @@ def test_no_daemon(run: Racer, tmp_path: Path) -> None:
     assert str(tmp_path / "empty").encode() in result.stderr
 
 
+def test_places_are_called_as_they_were_typed(run: Racer, tmp_path: Path) -> None:
+    for option in ("--socket", "--run-dir"):
+        result = run("stat", "racer://local/a/b", option, tmp_path / "none")
+        assert result.returncode == 4
+        assert f"the path came from {option}".encode() in result.stderr
+
+
+def test_what_is_no_object(daemon: FakeDaemon, run: Racer) -> None:
+    """A file in the root, and a prefix where one object is wanted."""
+    daemon.put("llama", "m/weights", b"data")
+    result = run("cat", "racer://local/toplevel.txt")
+    assert result.returncode == 2 and b"belongs to no bucket" in result.stderr
+    for prefix, status in (("racer://local/llama/", 2), ("racer://local/llama/m/", 3)):
+        result = run("explain", prefix)
+        assert result.returncode == status
+        assert f"explain takes one object: `racer ls {prefix}`".encode() in result.stderr
+
+
+def test_a_pin_of_nothing(daemon: FakeDaemon, run: Racer) -> None:
+    daemon.put("llama", "there", b"data")
+    nothing = Reply(body=b'{"pages": 0, "bytes": 0, "room_bytes": 9}')
+    daemon.always("POST /v1/pin/", nothing)
+    for url, waits in (("none", True), ("there", False), ("none/", True), ("", False)):
+        told = done(run("pin", f"racer://local/llama/{url}"))
+        assert ("nothing is there now" in told) == waits
+    daemon.always("GET /v1/list", error(404, "not_found"))
+    assert "nothing is there" not in done(run("pin", "racer://local/llama/none/"))
+
+
+def test_help_lists_the_exit_statuses(run: Racer) -> None:
+    told = done(run("--help"))
+    assert all(f"{status} " in told for status in (*range(9), 130, 141))
+
+
 def test_a_closed_pipe_is_no_error(daemon: FakeDaemon, environment: dict[str, str]) -> None:
     """`racer cat … | head` says nothing."""
     url = daemon.put("llama", "weights", pattern(4 * RING_PART_BYTES))
@@ -396,6 +448,10 @@ def test_sizes_for_people() -> None:
         "1.5 GiB",
         "1024.0 TiB",
     ]
+
+
+def test_plurals() -> None:
+    assert [counted(n, "page") for n in (0, 1, 2)] == ["0 pages", "1 page", "2 pages"]
 
 
 def test_safe_names() -> None:

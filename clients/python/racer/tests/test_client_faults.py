@@ -77,6 +77,13 @@ def test_errors_without_a_body(
         assert caught.value.etag == '"v2"'
 
 
+def test_a_range_behind_the_end(daemon: FakeDaemon, client: racer.Client) -> None:
+    """The hint names what a Python program calls."""
+    url = daemon.put("llama", "config.json", b"{}")
+    with pytest.raises(racer.RangeNotSatisfiable, match="it has 2 bytes, as `stat` tells"):
+        client.read(url, 9, 1)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
     ("status", "code"),

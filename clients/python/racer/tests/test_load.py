@@ -601,6 +601,25 @@ def test_arguments_are_checked_at_once(
         racer.load(tmp_path / "missing", **{"framework": "numpy", **options})
 
 
+@pytest.mark.parametrize(
+    ("framework", "module", "remedy"),
+    [
+        ("pt", "torch", "install torch, or pass framework='numpy'"),
+        ("numpy", "numpy", "install numpy, or pass framework='pt'"),
+    ],
+)
+def test_a_framework_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: Any, module: str, remedy: str
+) -> None:
+    """Still an ImportError, for those who try one after the other."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=remedy) as caught:
+        racer.load(tmp_path, framework=framework)
+    assert caught.value.name == module
+    with pytest.raises(ImportError, match=remedy):
+        racer.safe_open(tmp_path, framework)
+
+
 def test_load_from_disk(tmp_path: Path) -> None:
     """R35: a directory, one file of it, and `report` through the public function."""
     files, contents = big_model()

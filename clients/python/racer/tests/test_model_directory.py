@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from racer.errors import VersionChanged
+from clients.python.racer.tests.fake_daemon import FakeDaemon, error
+from racer.errors import NotFound, VersionChanged
 from racer.models import ModelDirectory, SourceFile, open_source
 from racer.models.local import LocalSource
 from racer.safetensors import SafetensorsError
@@ -43,6 +44,50 @@ def refused(folder: Path, reason: str) -> SafetensorsError:
 
 def loaded(model: ModelDirectory) -> list[tuple[str, str]]:
     return [(shard.file.name, tensor.name) for shard, tensor in model.tensors()]
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    """L15: what is wanted instead."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SafetensorsError, match=r"one file, and not.*give the directory of a model"):
+        opened(tmp_path / "config.json")
+
+
+def test_an_object_that_is_no_model(daemon: FakeDaemon) -> None:
+    """L15: and a place with nothing is still told as one, with the daemon's hint where it has."""
+    url = daemon.put("hub", "llama/config.json", b"{}")
+    for location, kind, reason in (
+        (url, SafetensorsError, "one file, and not.*give the directory of a model"),
+        ("racer://local/hub/none", NotFound, "nothing lies under.*racer ls"),
+    ):
+        source, _ = open_source(location, socket=daemon.path)
+        with pytest.raises(kind, match=reason):
+            ModelDirectory.open(source)
+        source.close()
+    daemon.always("GET /v1/list", error(404, "not_found"))
+    source, _ = open_source("racer://local/none/llama", socket=daemon.path)
+    with pytest.raises(NotFound, match=r"nothing lies under.*a hint"):
+        ModelDirectory.open(source)
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("record", "hint"),
+    [
+        (b'{"location": "racer://models/hub/llama"}', "weights are at racer://models/hub/llama"),
+        (b'{"location": "other"}', "racer-model.json says where"),
+        (b"[", "racer-model.json says where"),
+    ],
+)
+def test_a_directory_that_was_prepared(tmp_path: Path, record: bytes, hint: str) -> None:
+    """L15: headers without weights are told as such, and where the weights are; a directory that
+    has a record and the weights is loaded."""
+    path = write(tmp_path, "a.safetensors", "a1")
+    (tmp_path / "racer-model.json").write_bytes(record)
+    assert loaded(opened(tmp_path)) == [("a.safetensors", "a1")]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 8 + int.from_bytes(whole[:8], "little")])
+    assert hint in str(refused(tmp_path, "the header alone is here: racer-vllm-fetch prepared"))
 
 
 def test_index_counts_at_the_level_of_tensors(

@@ -350,6 +350,8 @@ def error_of(head: ResponseHead, body: bytes, *, about: str) -> RacerError:
         error.etag = head.etag
     if isinstance(error, RangeNotSatisfiable):
         error.size = head.size_of_unsatisfied_range
+        if error.size:
+            error.hint = f"it has {error.size:,} bytes, as `stat` tells: start before its end"
     return error
 
 

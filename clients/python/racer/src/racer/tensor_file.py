@@ -12,7 +12,8 @@ import threading
 from typing import Any
 
 from racer.errors import Closed
-from racer.loading.frameworks import FrameworkName, open_framework
+from racer.loading.frameworks import FrameworkName
+from racer.loading.installed import open_installed
 from racer.models.directory import ModelDirectory, Shard
 from racer.models.opening import Location, open_source
 from racer.models.source import SourceLanding
@@ -48,7 +49,7 @@ class TensorFile:
         *,
         socket: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._framework = open_framework(framework, device)
+        self._framework = open_installed(framework, device)
         self._source, only = open_source(location, socket=socket)
         self._lock = threading.Lock()
         self._landing: SourceLanding | None = None

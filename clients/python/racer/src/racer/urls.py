@@ -126,7 +126,10 @@ class RacerUrl:
         """Reads the URL of one object: bucket and key are there."""
         parsed = cls.parse(url)
         if not parsed.key:
-            raise BadUrl(f"{parsed} names no object", hint="write racer://<cache>/<bucket>/<key>")
+            hint = "write racer://<cache>/<bucket>/<key>"
+            if parsed.bucket:
+                hint += "; a file directly in the origin's root belongs to no bucket: move it down"
+            raise BadUrl(f"{parsed} names no object", hint=hint)
         return parsed
 
     @property

@@ -14,12 +14,16 @@ _EPILOG = """\
 exit status:
   0 done   1 failed   2 wrong usage   3 not found   4 no daemon answers
   5 the object changed   6 not allowed   7 try later   8 corrupt   130 interrupted
+  141 the reader of the output is gone
 
 environment:
   RACER_SOCKET    the socket of one cache (set in pods that asked for one)
   RACER_RUN_DIR   the directory with all sockets (default: /run/racer for root,
                   else $XDG_RUNTIME_DIR/racer)
 """
+
+
+_PREFIX = "the URL is a prefix (as it is when it ends with a slash)"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     ls.add_argument("-r", "--recursive", action="store_true", help="all levels, not only the next")
     ls.add_argument("-l", "--long", action="store_true", help="sizes and ETags too")
 
-    cat = add("cat", "write objects, or a range of one, to standard output")
+    cat = add("cat", "write objects, or a range of one, to standard output (JSON: standard error)")
     _add_looking(cat, nargs="+")
     _add_range(cat)
     cp = add("cp", "copy an object, or all under a prefix, to files")
@@ -52,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         "-r",
         "--recursive",
         action="store_true",
-        help="the URL is a prefix (as it is when it ends with a slash)",
+        help=_PREFIX,
     )
     _add_jobs(cp, 4, "objects copied at a time")
     _add_progress(cp)
@@ -72,18 +76,18 @@ def build_parser() -> argparse.ArgumentParser:
     prefetch = add("prefetch", "fetch objects, or all under a prefix, into the node's cache")
     _add_looking(prefetch)
     _add_range(prefetch)
-    prefetch.add_argument("-r", "--recursive", action="store_true", help="the URL is a prefix")
+    prefetch.add_argument("-r", "--recursive", action="store_true", help=_PREFIX)
     _add_jobs(prefetch, 4, "objects fetched at a time")
     _add_progress(prefetch)
     evict = add("evict", "drop objects, or all under a prefix, from the node's cache")
     _add_looking(evict)
-    evict.add_argument("-r", "--recursive", action="store_true", help="the URL is a prefix")
+    evict.add_argument("-r", "--recursive", action="store_true", help=_PREFIX)
     pin = add("pin", "spare an object, or all under a prefix, from eviction until it is unpinned")
     _add_looking(pin)
-    pin.add_argument("-r", "--recursive", action="store_true", help="the URL is a prefix")
+    pin.add_argument("-r", "--recursive", action="store_true", help=_PREFIX)
     unpin = add("unpin", "take back a pin, named as it was made")
     _add_looking(unpin)
-    unpin.add_argument("-r", "--recursive", action="store_true", help="the URL is a prefix")
+    unpin.add_argument("-r", "--recursive", action="store_true", help=_PREFIX)
     pins = add("pins", "show what is pinned, and how much more may be")
     pins.add_argument(
         "caches", nargs="*", metavar="CACHE", help="its name; without one, all caches"
@@ -104,7 +108,9 @@ def _common_options() -> argparse.ArgumentParser:
     group.add_argument(
         "--timeout", type=float, default=300.0, metavar="SECONDS", help="without progress (300)"
     )
-    common.add_argument("--json", action="store_true", help="JSON on standard output (and errors)")
+    common.add_argument(
+        "--json", action="store_true", help="JSON on standard output, and errors as JSON"
+    )
     return common
 
 

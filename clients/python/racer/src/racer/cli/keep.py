@@ -11,8 +11,10 @@ import threading
 from racer.cli.connect import open_client
 from racer.cli.output import ProgressBar, print_json, print_table, printable, rungs_text
 from racer.cli.prefixes import is_prefix, known_size, objects
-from racer.cli.units import format_bytes, format_rate
+from racer.cli.units import counted, format_bytes, format_rate
 from racer.cli.work import for_each
+from racer.client import Client
+from racer.errors import NotFound, RacerError
 from racer.messages import Entry, Pins, add_rungs
 from racer.ranges import stop_of, within
 from racer.urls import RacerUrl
@@ -50,7 +52,9 @@ def run_prefetch(options: argparse.Namespace) -> int:
         print_json(told | {"seconds": seconds})
     else:
         rate = format_rate(total, seconds)
-        print(f"{len(entries)} objects, {format_bytes(total)} in {seconds:.2f} s ({rate})")
+        print(
+            f"{counted(len(entries), 'object')}, {format_bytes(total)} in {seconds:.2f} s ({rate})"
+        )
         print(f"  {rungs_text(rungs)}")
     return 0
 
@@ -67,20 +71,37 @@ def run_evict(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"pages": done.pages, "bytes": done.bytes})
     else:
-        print(f"{done.pages} pages, {format_bytes(done.bytes)} dropped")
+        print(f"{counted(done.pages, 'page')}, {format_bytes(done.bytes)} dropped")
     return 0
 
 
 def run_pin(options: argparse.Namespace) -> int:
     url = RacerUrl.parse(options.url)
     with open_client(options) as client:
-        done = client.pin(url, prefix=is_prefix(url, recursive=options.recursive))
+        prefix = is_prefix(url, recursive=options.recursive)
+        done = client.pin(url, prefix=prefix)
+        missing = not done.pages and not options.json and _is_missing(client, url, prefix=prefix)
     if options.json:
         print_json(done._asdict())
     else:
-        print(f"pinned: {done.pages} pages, {format_bytes(done.bytes)} on disk now")
+        print(f"pinned: {counted(done.pages, 'page')}, {format_bytes(done.bytes)} on disk now")
+        if missing:
+            print("  nothing is there now: the pin waits for what comes under that name")
         print(f"  {format_bytes(done.room_bytes)} more may be pinned")
     return 0
+
+
+def _is_missing(client: Client, url: RacerUrl, *, prefix: bool) -> bool:
+    """Whether it is certain that there is nothing at `url`. The pin is made: an origin that does
+    not answer is no error here, and says nothing about what is there."""
+    try:
+        if prefix:
+            return next(client.list(url, recursive=False), None) is None
+        client.stat(url)
+    except RacerError as error:
+        # Of a listing, "not found" may mean that the origin has none to give.
+        return isinstance(error, NotFound) and not prefix
+    return False
 
 
 def run_unpin(options: argparse.Namespace) -> int:
@@ -113,4 +134,4 @@ def _show_pins(cache: str, found: Pins, *, as_json: bool) -> None:
     if rows:
         print_table(("pin of", "pages", "on disk", "url"), rows, " rr")
     room = format_bytes(found.room_bytes)
-    print(f"{printable(cache)}: {len(rows)} pins; {room} more may be pinned")
+    print(f"{printable(cache)}: {counted(len(rows), 'pin')}; {room} more may be pinned")

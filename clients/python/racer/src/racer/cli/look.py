@@ -12,8 +12,10 @@ from racer.cli.connect import open_client
 from racer.cli.exits import status_of
 from racer.cli.output import print_json, print_table, printable
 from racer.cli.units import format_bytes
-from racer.errors import DaemonUnavailable, RacerError
+from racer.client import Client
+from racer.errors import BadUrl, DaemonUnavailable, NotFound, RacerError
 from racer.messages import Explanation, PageExplanation
+from racer.urls import RacerUrl
 
 
 def run_stat(options: argparse.Namespace) -> int:
@@ -48,7 +50,7 @@ def run_ls(options: argparse.Namespace) -> int:
 
 def run_explain(options: argparse.Namespace) -> int:
     with open_client(options) as client:
-        explanation = client.explain(options.url, options.offset, options.length)
+        explanation = _explained(client, options)
     if options.json:
         pages = [page._asdict() for page in explanation.pages]
         print_json(explanation._asdict() | {"pages": pages})
@@ -59,6 +61,20 @@ def run_explain(options: argparse.Namespace) -> int:
     if explanation.next_page is not None:
         print(f"and more, from page {explanation.next_page} on: see --offset")
     return 0
+
+
+def _explained(client: Client, options: argparse.Namespace) -> Explanation:
+    """Raises BadUrl, or NotFound that says so, for what is meant as a prefix."""
+    url = RacerUrl.parse(options.url)
+    hint = f"explain takes one object: `racer ls {url}` shows those under this prefix"
+    if not url.key:
+        raise BadUrl(f"{url} names no object", hint=hint)
+    try:
+        return client.explain(url, options.offset, options.length)
+    except NotFound as error:
+        if url.key.endswith(b"/"):
+            error.hint = hint
+        raise
 
 
 def _rows(explanation: Explanation) -> Iterator[tuple[str, str, str, str]]:

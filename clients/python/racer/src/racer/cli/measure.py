@@ -18,7 +18,7 @@ from racer.bulk import SMALL_BYTES
 from racer.cli.connect import open_client
 from racer.cli.output import ProgressBar, print_json, print_table, rungs_text
 from racer.cli.prefixes import known_size, objects
-from racer.cli.units import format_bytes, format_rate
+from racer.cli.units import counted, format_bytes, format_rate
 from racer.cli.work import for_each
 from racer.client import Client
 from racer.landing import Landing
@@ -96,7 +96,7 @@ def _show_loads(options: argparse.Namespace, loads: dict[str, _Loaded], seconds:
         ]
         print_json({"bytes": total.size, "seconds": seconds, "rungs": total.rungs, "objects": told})
         return
-    lines = [*loads.items(), (f"all ({len(loads)} objects)", total)]
+    lines = [*loads.items(), (f"all ({counted(len(loads), 'object')})", total)]
     rows = [
         (url, str(load.size), f"{load.seconds:.2f}", _rate(load), rungs_text(load.rungs))
         for url, load in lines
@@ -253,7 +253,9 @@ class _Bench:
             print_json(told | {"latency_seconds": quantiles})
             return
         rate, reads = format_rate(total, self.seconds), len(ordered) / max(self.seconds, 1e-9)
-        print(f"{len(ordered)} reads of {format_bytes(self.size)} in {self.seconds:.2f} s")
+        print(
+            f"{counted(len(ordered), 'read')} of {format_bytes(self.size)} in {self.seconds:.2f} s"
+        )
         print(f"  throughput  {rate}, {reads:.0f} reads/s")
         print("  latency     " + "  ".join(f"{k} {v * 1e3:.3f} ms" for k, v in quantiles.items()))
         if self.rungs:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from racer.errors import Closed
-from racer.loading.frameworks import FrameworkName, check_all, open_framework
+from racer.loading.frameworks import FrameworkName, check_all
+from racer.loading.installed import open_installed
 from racer.loading.pipeline import Pipeline
 from racer.loading.plan import CHUNK_BYTES_MIN, LoadPlan, chunk_grid, plan_load
 from racer.loading.progress import Progress, ProgressCallback, open_progress
@@ -70,7 +71,8 @@ def load(
     daemon's, where it is not the default; `timeout` is how long, in seconds, a read may go without
     getting further (see `Client`).
 
-    Raises ValueError here for arguments that cannot be; at the first tensor SafetensorsError for
+    Raises ValueError here for arguments that cannot be, ModuleNotFoundError where the framework is
+    not installed; at the first tensor SafetensorsError for
     files that are not what they should be (nothing was read of their payload then), RacerError for
     what the daemon says, OSError for what the disk says.
     """
@@ -121,7 +123,7 @@ class TensorStream:
         extra_shards: ExtraShards = "refuse",
         share: ShareMode = "auto",
     ) -> None:
-        self._framework = open_framework(framework, device)
+        self._framework = open_installed(framework, device)
         self._source = source
         self._only = only
         self._chunk_bytes = chunk_bytes

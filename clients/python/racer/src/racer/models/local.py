@@ -16,6 +16,8 @@ from typing import NoReturn
 
 from racer.errors import Closed, ShareRefused, VersionChanged
 from racer.host_memory import mapped_memory
+from racer.models.names import SUFFIX, no_model
+from racer.models.prepared import check_not_prepared
 from racer.models.source import SourceFile
 from racer.safetensors.errors import SafetensorsError
 
@@ -33,8 +35,11 @@ class LocalSource:
         self.cancelled = threading.Event()
 
     def names(self) -> Sequence[str]:
-        with os.scandir(self.location) as entries:
-            return [entry.name for entry in entries if entry.is_file()]
+        try:
+            with os.scandir(self.location) as entries:
+                return [entry.name for entry in entries if entry.is_file()]
+        except NotADirectoryError as error:
+            raise no_model(self.location) from error
 
     def find(self, name: str) -> SourceFile | None:
         path = os.path.join(self.location, name)
@@ -44,6 +49,8 @@ class LocalSource:
             return None
         if not stat.S_ISREG(status.st_mode):
             raise SafetensorsError("not a regular file", file=path)
+        if name.endswith(SUFFIX):
+            check_not_prepared(self.location, path, status.st_size)
         return SourceFile(name, path, status.st_size, _version(status))
 
     def read(self, file: SourceFile, start: int, stop: int) -> bytes:

@@ -40,6 +40,15 @@ class ShardNames:
     left_out: tuple[str, ...] = ()
 
 
+def no_model(location: str) -> SafetensorsError:
+    """What to say of one file that is given where a model is wanted."""
+    return SafetensorsError(
+        f"one file, and not one that ends in {SUFFIX}",
+        file=location,
+        hint=f"give the directory of a model, or one {SUFFIX} file",
+    )
+
+
 def natural_key(name: str) -> tuple[object, ...]:
     """Sorts digits by their value and everything else by its characters."""
     parts = _DIGITS.split(name)  # Text and digits take turns.

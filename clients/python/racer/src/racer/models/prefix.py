@@ -25,7 +25,7 @@ from racer.errors import (
 )
 from racer.landing import Landing
 from racer.messages import Info
-from racer.models.names import DEFAULT_INDEX
+from racer.models.names import DEFAULT_INDEX, no_model
 from racer.models.source import DeviceLanding, SourceFile
 from racer.retry import Retries
 from racer.shared import SharedChunk
@@ -86,15 +86,17 @@ class RacerSource:
     def names(self) -> Sequence[str]:
         if self._names is not None:
             return self._names
+        hint = "check the URL with `racer ls`"
         try:
             names = self._listed()
-        except NotFound:
+        except NotFound as error:
             names = []  # Plain web servers cannot list.
+            hint = error.hint or hint
         names = names or [name for name in _WELL_KNOWN if self.find(name) is not None]
         if not names:
-            raise NotFound(
-                f"nothing lies under {self.location}/", hint="check the URL with `racer ls`"
-            )
+            if self._base.key and self.find("") is not None:
+                raise no_model(self.location)
+            raise NotFound(f"nothing lies under {self.location}/", hint=hint)
         return names
 
     def _listed(self) -> list[str]:
