@@ -167,6 +167,11 @@ class FakeDaemon:
         self._listener.close()
         self._listener = None
 
+    def wait_for_clients(self) -> None:
+        """Returns when it has seen the end of every connection; their clients must be closed."""
+        for thread in self._threads[1:]:  # The first one accepts.
+            thread.join()
+
     def hang_up(self) -> None:
         with self._lock:
             for sock in self._open.values():

@@ -67,6 +67,7 @@ def test_calls_of_the_async_client(daemon: FakeDaemon, run: Run) -> None:
             await client.stat(url)
 
     run(main())
+    daemon.wait_for_clients()
     assert not daemon.targets
 
 
