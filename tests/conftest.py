@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -72,6 +73,13 @@ def _left(before: tuple[object, ...], after: tuple[object, ...]) -> list[str]:
 
 def _snapshot() -> tuple[object, ...]:
     return (_kinds(_descriptors()), _threads(), _children(), _shared_mappings())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_arrive() -> None:
+    """A shell that starts this in the background has it ignore SIGINT, and all its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

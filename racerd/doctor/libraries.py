@@ -46,7 +46,7 @@ def judge_libraries(facts: LibraryFacts) -> list[Finding]:
             "libcufile",
             facts.cufile,
             "slabs are not read straight into GPU memory",
-            "install racerd[gpu], or an image that was built with RACER_NATIVE_CUDA=true",
+            "install racerd's extra gpu, or an image that was built with RACER_NATIVE_CUDA=true",
         ),
         (
             "libnuma",
@@ -58,7 +58,7 @@ def judge_libraries(facts: LibraryFacts) -> list[Finding]:
             "nvrtc",
             facts.nvrtc,
             "kernels that are not compiled yet cannot be",
-            "install racerd[gpu], or compile them elsewhere with `python -m racerd.gpu.build`",
+            "install racerd's extra gpu, or compile them elsewhere with `python -m racerd.gpu.build`",
         ),
     )
     return [

@@ -218,7 +218,7 @@ class Stores:
             from obstore.auth.boto3 import Boto3CredentialProvider
         except ImportError:
             raise ConfigError(
-                ["profile: reading AWS profiles needs boto3: pip install 'racerd[aws]'"]
+                ["profile: reading AWS profiles needs boto3: pip install boto3"]
             ) from None
         try:
             session = Session(profile_name=named)  # type: ignore[no-untyped-call]

@@ -73,7 +73,7 @@ def _bindings(search: _Search) -> Any:
             what,
             "bindings_missing",
             f"the Python package cuda-bindings cannot be imported: {error}",
-            "pip install 'racerd[gpu]' into the environment that runs racerd",
+            "install racerd's extra gpu (pip install '.[gpu]' in its folder) where racerd runs",
         ) from error
     search.found(what)
     return driver

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -32,6 +33,13 @@ def _held() -> Counter[str]:
     maps = Path("/proc/self/maps").read_text().splitlines()
     held["shared mapping"] = sum("memfd:" in line for line in maps)
     return held
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_arrive() -> None:
+    """A shell that starts this in the background has it ignore SIGINT, and all its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
