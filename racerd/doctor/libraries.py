@@ -58,7 +58,7 @@ def judge_libraries(facts: LibraryFacts) -> list[Finding]:
             "nvrtc",
             facts.nvrtc,
             "kernels that are not compiled yet cannot be",
-            "install racerd's extra gpu, or compile them elsewhere with `python -m racerd.gpu.build`",
+            "install racerd's extra gpu, or compile them elsewhere: `python -m racerd.gpu.build`",
         ),
     )
     return [

@@ -161,7 +161,7 @@ def _not_compiled(architecture: str, why: str, native: int) -> DeviceError:
         "kernels_not_compiled",
         f"the kernels could not be compiled for {architecture}: {why}",
         native=native,
-        hint="install racerd's extra gpu, or run `python -m racerd.gpu.build` where NVRTC is installed"
+        hint="install racerd's extra gpu, or run `python -m racerd.gpu.build` where NVRTC is"
         " and keep its folder as RACER_KERNEL_CACHE",
     )
 
