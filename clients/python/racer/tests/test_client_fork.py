@@ -77,12 +77,16 @@ def test_a_child_holds_nothing_open_of_the_parent(
 ) -> None:
     """R7: a connection that a child held would live on when the parent is gone, and its reads."""
     url = forked_daemon.put("llama", "weights", pattern(MIB))
+    others = len(sockets())  # The daemon's listener, and what tests before this one left to it.
     client.read(url)
     with client.landing(MIB) as landing:
         landing.read(url, 0, MIB)
-        # In the child: the daemon's ends and listener are there (it runs in this process), the
-        # client's ends are not.
-        theirs = 1 + len(forked_daemon._open)
+        # The daemon runs in this process, so that both ends of each connection are here; its
+        # threads may be about to take one up or to close one.
+        while len(sockets()) != others + 2 * len(forked_daemon._open):
+            os.sched_yield()
+        # In the child the daemon's ends are there, the client's ends are not.
+        theirs = others + len(forked_daemon._open)
 
         def child() -> None:
             assert len(sockets()) == theirs, (sockets(), theirs)
