@@ -665,3 +665,27 @@ for framework, module in (("pt", "torch"), ("numpy", "numpy")):
         raise SystemExit(1)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_local_files_are_read_in_sequence_and_large_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L29, L30: no file is mapped, so that no slow volume sees faults of 4 KiB in any order."""
+    content, contents = model_file({"a": ("U8", [3_000_000]), "b": ("U8", [2_000_000])})
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(content)
+    reads: list[tuple[int, int]] = []
+    preadv = os.preadv
+
+    def recorded(fd: int, buffers: list[memoryview], offset: int) -> int:
+        reads.append((offset, sum(map(len, buffers))))
+        assert os.fspath(path) not in Path("/proc/self/maps").read_text()
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", recorded)
+    stream = racer.load(path, framework="numpy", staging_bytes=2 << 20, in_flight=1)
+    assert {name: array.tobytes() for name, array in stream} == contents
+    payload = [read for read in reads if read[1] >= 64 * KIB]
+    assert payload == sorted(payload)
+    assert sum(size for _, size in payload) == 5_000_000
+    assert len(payload) <= 6
