@@ -131,11 +131,11 @@ def test_addresses_that_may_be_anothers_are_never_given_back(
     """A mapping that failed may have left a hole, and another thread's memory may lie there."""
     window = Window(0, SIZE)
     given_back: list[int] = []
-    monkeypatch.setattr(window_module, "_mmap", lambda *arguments: 0)
+    monkeypatch.setattr(window_module, "map_over", lambda *arguments: False)
     with pytest.raises(MemoryUnavailable):
         window.make_private(0, SIZE)
     assert window._private.missing(0, SIZE) == [(0, SIZE)], "nothing was put there"
-    monkeypatch.setattr(window_module, "_munmap", lambda address, _: given_back.append(address))
+    monkeypatch.setattr(window_module, "give_back", lambda address, _: given_back.append(address))
     del window
     gc.collect()
     assert given_back == []

@@ -19,33 +19,23 @@ import mmap
 import os
 import threading
 
+from racer.address_space import (
+    HUGE_PAGE_BYTES,
+    MADV_HUGEPAGE,
+    MADV_POPULATE_READ,
+    advise,
+    give_back,
+    last_errno,
+    map_over,
+    reserve,
+)
 from racer.errors import MemoryUnavailable
 
-# Where the kernel backs shared memory with huge pages, only addresses that agree with offsets in it
-# to 2 MiB can be mapped a huge page at a time.
-_HUGE_PAGE_BYTES = 2 << 20
 _PAGE_BYTES = mmap.PAGESIZE
 
 # An eighth of the mappings that a process may have by default: a window takes two, and one for each
 # piece that is mapped into it.
 WINDOWS_MAX = 8192
-
-_MAP_FIXED = 0x10
-_MAP_NORESERVE = 0x4000
-_MADV_HUGEPAGE = 14
-_MADV_POPULATE_READ = 22
-_FAILED = ctypes.c_void_p(-1).value
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-)  # fmt: skip
-_munmap = _libc.munmap
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_madvise = _libc.madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class _Count:
@@ -80,12 +70,9 @@ class _Space:
         self.address = 0
         self.nbytes = nbytes
         _count.enter()
-        found = _mmap(
-            None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0
-        )
-        if found is None or found == _FAILED:
+        self.address = reserve(nbytes)
+        if not self.address:
             raise _unavailable(nbytes)
-        self.address = found
 
     def leave(self) -> None:
         """Never gives the addresses back: others may have them by now."""
@@ -94,7 +81,7 @@ class _Space:
     def __del__(self) -> None:
         _count.leave()
         if self.address:
-            _munmap(self.address, self.nbytes)
+            give_back(self.address, self.nbytes)
 
 
 class Window:
@@ -107,10 +94,11 @@ class Window:
         """Raises MemoryUnavailable where there are no addresses left."""
         self.start = start
         self.stop = stop
-        self._origin = start - start % _HUGE_PAGE_BYTES  # What lies at the aligned address.
+        # Only addresses that agree with offsets to 2 MiB can be mapped a huge page at a time.
+        self._origin = start - start % HUGE_PAGE_BYTES
         nbytes = _round_up(stop - self._origin, _PAGE_BYTES)
-        self._space = _Space(nbytes + _HUGE_PAGE_BYTES)
-        self._base = _round_up(self._space.address, _HUGE_PAGE_BYTES)
+        self._space = _Space(nbytes + HUGE_PAGE_BYTES)
+        self._base = _round_up(self._space.address, HUGE_PAGE_BYTES)
         self._private = _Ranges()
         self._lock = threading.Lock()
 
@@ -133,7 +121,7 @@ class Window:
         self._map(begin, end, mmap.MAP_PRIVATE, descriptor, begin - origin)
         # Puts the pages into our table at once, without copying any. A kernel before 5.14 does it
         # page by page, when they are read.
-        _madvise(self._address_of(begin), end - begin, _MADV_POPULATE_READ)
+        advise(self._address_of(begin), end - begin, MADV_POPULATE_READ)
 
     def make_private(self, start: int, stop: int) -> None:
         """Puts zeroed memory of this process's own where [start, stop) lies. Once for each byte.
@@ -145,7 +133,7 @@ class Window:
             for gap_start, gap_stop in self._private.missing(begin, end):
                 self._map(gap_start, gap_stop, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
                 # First touch is what loading waits for; a kernel without huge pages says EINVAL.
-                _madvise(self._address_of(gap_start), gap_stop - gap_start, _MADV_HUGEPAGE)
+                advise(self._address_of(gap_start), gap_stop - gap_start, MADV_HUGEPAGE)
                 self._private.add(gap_start, gap_stop)
 
     def _pages(self, start: int, stop: int) -> tuple[int, int]:
@@ -154,12 +142,7 @@ class Window:
         return begin - begin % _PAGE_BYTES, _round_up(end, _PAGE_BYTES)
 
     def _map(self, begin: int, end: int, flags: int, descriptor: int, offset: int) -> None:
-        wanted = self._address_of(begin)
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        got = _mmap(
-            wanted, end - begin, access, flags | _MAP_FIXED | _MAP_NORESERVE, descriptor, offset
-        )
-        if got != wanted:
+        if not map_over(self._address_of(begin), end - begin, flags, descriptor, offset):
             # The kernel may have left a hole, where another thread's memory may lie by now: the
             # addresses are not ours to give back any more.
             self._space.leave()
@@ -198,7 +181,7 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def _unavailable(nbytes: int) -> MemoryUnavailable:
-    number = ctypes.get_errno() or errno.ENOMEM
+    number = last_errno() or errno.ENOMEM
     return MemoryUnavailable(
         f"the system does not map {nbytes:,} bytes: {os.strerror(number)}",
         hint="check vm.max_map_count, the memory limit and the address-space limit (ulimit -v)",

@@ -1,0 +1,67 @@
+"""The one door to mmap(2) at addresses of our own choice, which Python's mmap has not.
+
+Layer: bottom; thread-safe, like the calls themselves. Addresses are numbers here: who reserves some
+gives them back once, and keeps what lies there from being used afterwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+HUGE_PAGE_BYTES = 2 << 20
+
+MADV_HUGEPAGE = 14
+MADV_POPULATE_READ = 22  # Linux 5.14
+MADV_COLLAPSE = 25  # Linux 6.1
+
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_NO_ACCESS = 0
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_munmap = _libc.munmap
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_madvise = _libc.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def reserve(nbytes: int) -> int:
+    """Takes addresses without memory behind them. 0 where there are none left: see `last_errno`."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    address = _mmap(None, nbytes, _NO_ACCESS, flags, -1, 0)
+    return 0 if address is None or address == _FAILED else int(address)
+
+
+def map_over(address: int, nbytes: int, flags: int, descriptor: int = -1, offset: int = 0) -> bool:
+    """Maps readable and writable memory over reserved addresses.
+
+    After False there may be a hole where others' memory lies by now: none of the reservation must
+    be given back then.
+    """
+    got = _mmap(
+        address, nbytes, _READ_WRITE, flags | _MAP_FIXED | _MAP_NORESERVE, descriptor, offset
+    )
+    return bool(got == address)
+
+
+def give_back(address: int, nbytes: int) -> None:
+    """Unmaps what was reserved, and what was mapped over it."""
+    _munmap(address, nbytes)
+
+
+def advise(address: int, nbytes: int, advice: int) -> bool:
+    """Whether the kernel took the advice."""
+    return bool(_madvise(address, nbytes, advice) == 0)
+
+
+def last_errno() -> int:
+    """What the last call of this thread that failed said."""
+    return ctypes.get_errno()
