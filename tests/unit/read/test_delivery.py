@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ from racerd.crypto.keyring import Keyring
 from racerd.crypto.sealing import PageOpener, PageSealer
 from racerd.errors import IntegrityError
 from racerd.ids import ObjectId, ObjectVersion, PageId
-from racerd.pages import TAG_BYTES, PageGeometry
+from racerd.pages import TAG_BYTES, PageGeometry, Seal
 from racerd.read.delivery import _copy, _open_cut, _open_run, _ScratchFrames
-from racerd.read.plan import FrameCut, FrameRun
+from racerd.read.plan import FrameCut, FrameRun, PagePart
 from racerd.units import KIB
-from tests.support.read_rig import content
+from tests.support.read_rig import ReadRig, content
 
 GEOMETRY = PageGeometry(64 * KIB, 16 * KIB)
 FRAME = GEOMETRY.frame_bytes
@@ -78,3 +79,30 @@ def test_copies_go_where_they_belong_and_leave_no_view() -> None:
     _copy(memoryview(DATA), 3, memoryview(memory), 10, 7)
     assert memory == b"\xaa" * 10 + DATA[3:10] + b"\xaa" * 13
     memory.clear()  # BufferError if a view of it were left.
+
+
+def test_only_what_takes_a_moment_is_opened_on_the_loop(tmp_path: Path) -> None:
+    """A page of store format v1 has one tag for all: a few bytes of it cost the whole page."""
+
+    async def main() -> None:
+        async with ReadRig(tmp_path) as rig:
+            length = rig.reader.geometry.page_bytes
+            memory, frames = rig.services.memory, rig.reader.geometry.frames_per_page
+
+            def small(seal: Seal, bytes_wanted: int) -> bool:
+                slots = memory.try_reserve(0, frames, length)
+                assert slots is not None
+                lease = memory.hold(PAGE, seal, slots, rung="memory")
+                try:
+                    part = PagePart(0, length, 0, bytes_wanted, 0)
+                    return rig.services.delivery._is_small(lease, part)
+                finally:
+                    lease.release()
+
+            framed = Seal(1, bytes(24), length, bytes(16 * frames), (0,) * frames, 0)
+            one_tag = Seal(1, bytes(24), length, bytes(16), (0,), 0)
+            assert small(framed, 4096)
+            assert not small(framed, 32 * KIB)
+            assert not small(one_tag, 4096)
+
+    asyncio.run(main())

@@ -6,8 +6,10 @@ import asyncio
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -23,6 +25,7 @@ from racerd.runtime.shared_memory import SharedMemory
 from racerd.runtime.threads import WorkerThreads
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
+from tests.support.read_rig import ReadRig, content, small_settings
 
 GEOMETRY = PageGeometry(64 * KIB, 4 * KIB)
 VERSION = ObjectVersion(ObjectId("cache", "b", b"k"), '"v1"', 3 * MIB)
@@ -474,3 +477,41 @@ def test_memory_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.undo()
 
     run(body)
+
+
+def test_freeing_twice_gives_nothing_back_twice() -> None:
+    async def body(w: World) -> None:
+        await w.use_and_let_go()
+        (chunk,) = w.shares._chunks.values()
+        w.shares._forget(chunk)
+        w.shares._free(chunk)
+        w.shares._free(chunk)
+        assert w.shares.charged_bytes == 0
+
+    run(body)
+
+
+def test_what_is_shared_during_an_eviction_is_given_to_nobody_afterwards(tmp_path: Path) -> None:
+    """It was filled from pages that are gone when the eviction is over."""
+
+    async def main() -> None:
+        async with ReadRig(tmp_path, settings=small_settings(share_bytes=64 * MIB)) as rig:
+            rig.origin.put(b"k", content(100_000))
+            version, reader = rig.version(), rig.reader
+            begun, go_on = threading.Event(), threading.Event()
+            evict = reader._evict_stored
+
+            def slowly(bucket: str, key: bytes, prefix: bool) -> tuple[int, int]:
+                begun.set()
+                assert go_on.wait(20)
+                return evict(bucket, key, prefix)
+
+            reader._evict_stored = slowly  # type: ignore[method-assign]
+            evicting = asyncio.ensure_future(reader.evict("b", b"k", prefix=False))
+            assert await asyncio.to_thread(begun.wait, 20)
+            os.close((await reader.share(version, 0, rig.context())).descriptor)
+            go_on.set()
+            await evicting
+            assert rig.services.shares.describe() == []
+
+    uvloop.run(main())
