@@ -1,7 +1,8 @@
 """Jobs of a command side by side, that end together.
 
-Layer: cli. The first error, or Ctrl-C, ends all of them: `abort` is called so that what waits for
-the daemon stops waiting, and the error is raised once every thread has ended.
+Layer: cli, on `workers`, whose groups end also when Ctrl-C comes at the worst moment. The first
+error, or Ctrl-C, ends all jobs: `abort` is called so that what waits for the daemon stops waiting,
+and the error is raised once every job has ended.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
+
+from racer.workers import WorkerGroup
 
 T = TypeVar("T")
 
@@ -20,11 +23,12 @@ def for_each(
     pending = iter(items)
     lock = threading.Lock()
     failures: list[BaseException] = []
+    stopped = threading.Event()
 
     def run() -> None:
         while True:
             with lock:
-                item = None if failures else _next(pending)
+                item = None if failures or stopped.is_set() else _next(pending)
             if item is None:
                 return
             try:
@@ -35,22 +39,16 @@ def for_each(
                 abort()
                 return
 
-    threads = [threading.Thread(target=run, name=f"racer-job-{n}") for n in range(jobs)]
-    started = []
-    try:
-        for thread in threads:
-            thread.start()
-            started.append(thread)
-        for thread in threads:
-            thread.join()
-    except BaseException as error:
-        with lock:
-            failures.insert(0, error)
+    def stop() -> None:
+        stopped.set()
         abort()
-        raise
+
+    group = WorkerGroup("racer-job", jobs, run, stop)
+    try:
+        group.start()
+        group.wait()
     finally:
-        for thread in started:
-            thread.join()
+        group.end()
     if failures:
         raise failures[0]
 
