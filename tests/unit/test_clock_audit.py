@@ -15,7 +15,7 @@ _ALLOWED = {
     # What people read: the times of log lines.
     "racerd/runtime/logs.py": {("time", "gmtime")},
     # `Stat.expires_at` is told in wall-clock time, for people and for programs of their own.
-    "clients/python/racer/src/racer/messages.py": {("time", "time")},
+    "clients/python/racer/src/racer/answers.py": {("time", "time")},
     "clients/python/racer/src/racer/cli/look.py": {("time", "time")},
 }
 

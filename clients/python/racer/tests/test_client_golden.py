@@ -24,10 +24,11 @@ from urllib.parse import unquote
 import pytest
 
 import racer
-from racer import messages
+from racer import answers, requests
 from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.errors import code_for_status, kind_for_code
+from racer.refusals import error_of
 from racer.socket_path import SocketPlace
 from racer.urls import RacerUrl
 from racer.wire import Request, ResponseHead
@@ -178,25 +179,25 @@ def build(method: str, target: str, fields: dict[str, str]) -> Request | None:
         start = int(match.group(1))
         stop = int(match.group(2)) + 1 if match.group(2) else None
     builders: dict[tuple[str, str], Callable[[], Request]] = {
-        ("GET", "info"): messages.info_request,
-        ("HEAD", "objects"): lambda: messages.stat_request(url, etag),
-        ("GET", "objects"): lambda: messages.body_request(url, start, stop, etag),
+        ("GET", "info"): requests.info_request,
+        ("HEAD", "objects"): lambda: requests.stat_request(url, etag),
+        ("GET", "objects"): lambda: requests.body_request(url, start, stop, etag),
         ("GET", "list"): lambda: _list_request(url, query),
-        ("POST", "targets"): messages.register_request,
-        ("DELETE", "targets"): lambda: messages.release_request(name),
-        ("POST", "host-read"): lambda: messages.host_read_request(
+        ("POST", "targets"): requests.register_request,
+        ("DELETE", "targets"): lambda: requests.release_request(name),
+        ("POST", "host-read"): lambda: requests.host_read_request(
             url,
             (start, stop or 0),
             etag,
             target=fields.get("racer-target"),
             target_offset=int(fields.get("racer-target-offset", "0")),
         ),
-        ("POST", "prefetch"): lambda: messages.prefetch_request(url, start, stop, etag),
-        ("POST", "evict"): lambda: messages.evict_request(url, prefix="prefix=true" in query),
-        ("POST", "pin"): lambda: messages.pin_request(url, prefix="prefix=true" in query),
-        ("POST", "unpin"): lambda: messages.unpin_request(url, prefix="prefix=true" in query),
-        ("GET", "pins"): messages.pins_request,
-        ("GET", "explain"): lambda: messages.explain_request(url, start, stop),
+        ("POST", "prefetch"): lambda: requests.prefetch_request(url, start, stop, etag),
+        ("POST", "evict"): lambda: requests.evict_request(url, prefix="prefix=true" in query),
+        ("POST", "pin"): lambda: requests.pin_request(url, prefix="prefix=true" in query),
+        ("POST", "unpin"): lambda: requests.unpin_request(url, prefix="prefix=true" in query),
+        ("GET", "pins"): requests.pins_request,
+        ("GET", "explain"): lambda: requests.explain_request(url, start, stop),
     }
     builder = builders.get((method, operation))
     try:
@@ -208,7 +209,7 @@ def build(method: str, target: str, fields: dict[str, str]) -> Request | None:
 def _list_request(url: RacerUrl, query: str) -> Request:
     pairs = dict(part.partition("=")[::2] for part in query.split("&")) if query else {}
     delimiter = pairs.get("delimiter")
-    return messages.list_request(
+    return requests.list_request(
         url,
         delimiter=None if delimiter is None else unquote(delimiter).encode(),
         after=pairs.get("after"),
@@ -224,7 +225,7 @@ def check_answer(request: Request | None, head: ResponseHead, body: bytes, serve
     if isinstance(server, dict):
         assert head.status == server["status"]
     if head.status >= 400:
-        error = messages.error_of(head, body, about="golden")
+        error = error_of(head, body, about="golden")
         told = server.get("json", {}).get("error", {})
         code = told.get("code") or server["fields"].get("Racer-Error")
         assert error.code == (code or code_for_status(head.status))
@@ -248,51 +249,51 @@ def check_answer(request: Request | None, head: ResponseHead, body: bytes, serve
     told = server.get("json") if isinstance(server, dict) else json.loads(body)
     match request.method, operation:
         case "HEAD", _:
-            stat = messages.read_stat(url, head)
+            stat = answers.read_stat(url, head)
             assert (stat.size, stat.etag) == (len(OBJECTS[bucket, key]), ETAGS[bucket, key])
         case "GET", "objects":
             start, stop = _span(fields)
-            served = messages.read_body_head(head, start, stop, fields.get("If-Match"))
+            served = answers.read_body_head(head, start, stop, fields.get("If-Match"))
             assert body == OBJECTS[bucket, unnormal(key)][served.start : served.stop]
         case "POST", "host-read":
             size = len(OBJECTS[bucket, key])
             start, stop = _span(fields)
             part = (start, size if stop is None else stop)
-            done = messages.read_host_read(head, body, part, fields.get("If-Match"))
+            done = answers.read_host_read(head, body, part, fields.get("If-Match"))
             assert (done.bytes, done.size, dict(done.rungs)) == (
                 told["bytes"],
                 told["size"],
                 told["rungs"],
             )
         case "GET", "info":
-            info = messages.read_info(body)
+            info = answers.read_info(body)
             shown = json.loads(json.dumps(info._asdict()))  # Its tuples are lists on the wire.
             assert shown == {name: told[name] for name in info._fields}
         case "GET", "list":
-            listing = messages.read_listing(url, body)
+            listing = answers.read_listing(url, body)
             assert listing.after == told.get("next")
             assert len(listing.entries) == sum(
                 len(told.get(kind, ())) for kind in ("objects", "prefixes", "buckets")
             )
         case "POST", "targets":
-            assert messages.read_target_id(body, told["bytes"]) == told["id"]
+            assert answers.read_target_id(body, told["bytes"]) == told["id"]
         case "POST", "prefetch":
-            assert messages.read_prefetched(body)._asdict() == told
+            assert answers.read_prefetched(body)._asdict() == told
         case "POST", "evict":
-            assert messages.read_evicted(body)._asdict() == told
+            assert answers.read_evicted(body)._asdict() == told
         case "POST", "pin":
-            assert messages.read_pinned(body)._asdict() == told
+            assert answers.read_pinned(body)._asdict() == told
         case "POST", "unpin":
-            assert messages.read_unpinned(body)._asdict() == told
+            assert answers.read_unpinned(body)._asdict() == told
         case "GET", "pins":
-            pins = messages.read_pins("golden", body)
+            pins = answers.read_pins("golden", body)
             assert pins.room_bytes == told["room_bytes"]
             assert [(RacerUrl.parse(pin.url).path, *pin[1:]) for pin in pins.pins] == [
                 (f"{p['bucket']}/{p['key']}", p["prefix"], p["pages"], p["bytes"])
                 for p in told["pins"]
             ]
         case "GET", "explain":
-            explanation = messages.read_explanation(url, body)
+            explanation = answers.read_explanation(url, body)
             assert [page.page for page in explanation.pages] == [p["index"] for p in told["pages"]]
             assert explanation.next_page == told.get("next_index")
 

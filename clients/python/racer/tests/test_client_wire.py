@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import racer
-from racer import messages
+from racer import answers, requests
 from racer.exchange import Exchange, State
 from racer.urls import RacerUrl
 from racer.wire import HEAD_BYTES_MAX, HeadReader, Request, is_etag
@@ -98,7 +98,7 @@ def test_etags(etag: str) -> None:
 @pytest.mark.parametrize("etag", ["", "a", '"', '"a', "*", '"a", "b"', 'w/"a"', '"a\r\n"', '"a b"'])
 def test_what_is_no_etag_is_not_sent(etag: str) -> None:
     with pytest.raises(racer.BadRequest, match="not an ETag"):
-        messages.stat_request(RacerUrl("local", "b", b"k"), etag)
+        requests.stat_request(RacerUrl("local", "b", b"k"), etag)
 
 
 def test_an_exchange_goes_through_its_states() -> None:
@@ -171,9 +171,9 @@ def test_json_of_wrong_types_is_a_protocol_error(kind: str, data: st.DataObject)
     body = json.dumps(good | {name: data.draw(JSON)}).encode()
     url = RacerUrl("local", "b")
     read = {
-        "info": lambda: messages.read_info(body),
-        "listing": lambda: messages.read_listing(url, body),
-        "explain": lambda: messages.read_explanation(url, body),
+        "info": lambda: answers.read_info(body),
+        "listing": lambda: answers.read_listing(url, body),
+        "explain": lambda: answers.read_explanation(url, body),
     }[kind]
     with contextlib.suppress(racer.ProtocolError):
         read()
@@ -182,7 +182,7 @@ def test_json_of_wrong_types_is_a_protocol_error(kind: str, data: st.DataObject)
 @given(st.binary(max_size=60))
 def test_bodies_that_are_not_json(body: bytes) -> None:
     with contextlib.suppress(racer.ProtocolError):
-        messages.read_evicted(body)
+        answers.read_evicted(body)
 
 
 def test_a_listing_of_keys_elsewhere_is_refused() -> None:
@@ -190,4 +190,4 @@ def test_a_listing_of_keys_elsewhere_is_refused() -> None:
     for key in ("other/a", "%zz", "../models/"):
         body = json.dumps({"objects": [], "prefixes": [key], "next": None}).encode()
         with pytest.raises(racer.ProtocolError):
-            messages.read_listing(url, body)
+            answers.read_listing(url, body)

@@ -24,7 +24,7 @@ from racer.errors import (
 )
 from racer.landing import Ring, SlotsHold
 from racer.memory import SharedMemory
-from racer.messages import add_rungs
+from racer.results import add_rungs
 from racer.streaming import get_into
 from racer.target import Target
 from racer.transfer import PART_BYTES, RING_PART_BYTES, HostReads, Part, Spread, cut

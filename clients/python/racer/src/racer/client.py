@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from racer import bulk, messages
+from racer import answers, bulk, requests
 from racer.bulk import SMALL_BYTES, BulkRead
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint
@@ -24,7 +24,8 @@ from racer.errors import Closed, ProtocolError, RangeNotSatisfiable, VersionChan
 from racer.landing import Landing, Ring
 from racer.mapping import MappedObject
 from racer.memory import SharedMemory
-from racer.messages import (
+from racer.ranges import stop_of, within
+from racer.results import (
     Entry,
     Evicted,
     Explanation,
@@ -35,7 +36,6 @@ from racer.messages import (
     Stat,
     Unpinned,
 )
-from racer.ranges import stop_of, within
 from racer.shared import SharedChunk
 from racer.sharing import share
 from racer.socket_path import SocketPlace
@@ -163,11 +163,11 @@ class Client:
     def stat(self, url: Url, *, etag: str | None = None, timeout: float | None = None) -> Stat:
         """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.stat_request(parsed, etag)
+        request = requests.stat_request(parsed, etag)
         answer = self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=str(parsed)
         )
-        return messages.read_stat(parsed, answer.head)
+        return answers.read_stat(parsed, answer.head)
 
     def list(
         self, url: Url, *, recursive: bool = True, timeout: float | None = None
@@ -179,11 +179,11 @@ class Client:
         endpoint = self._endpoint(parsed.cache)
         after: str | None = None
         while True:
-            request = messages.list_request(
+            request = requests.list_request(
                 parsed, delimiter=None if recursive else b"/", after=after, limit=_LIST_LIMIT
             )
             answer = endpoint.call(request, self._deadline(timeout), about=f"listing {parsed}")
-            listing = messages.read_listing(parsed, answer.body)
+            listing = answers.read_listing(parsed, answer.body)
             yield from listing.entries
             if listing.after is None:
                 return
@@ -202,20 +202,20 @@ class Client:
     ) -> Prefetched:
         """Has the daemon fetch a range into its cache; returns when it is there."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.prefetch_request(parsed, offset, stop_of(offset, length), etag)
+        request = requests.prefetch_request(parsed, offset, stop_of(offset, length), etag)
         answer = self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"prefetching {parsed}"
         )
-        return messages.read_prefetched(answer.body)
+        return answers.read_prefetched(answer.body)
 
     def evict(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Evicted:
         """Drops every cached page of an object, or (`prefix`) of all objects under the URL."""
         parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = messages.evict_request(parsed, prefix=prefix)
+        request = requests.evict_request(parsed, prefix=prefix)
         answer = self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"evicting {parsed}", idempotent=False
         )
-        return messages.read_evicted(answer.body)
+        return answers.read_evicted(answer.body)
 
     def pin(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Pinned:
         """Spares an object, or (`prefix`) all under the URL, from eviction; also after a restart.
@@ -223,28 +223,28 @@ class Client:
         Fetches nothing: see `prefetch`. Raises PinRefused where there is no room for the pin.
         """
         parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = messages.pin_request(parsed, prefix=prefix)
+        request = requests.pin_request(parsed, prefix=prefix)
         answer = self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"pinning {parsed}"
         )
-        return messages.read_pinned(answer.body)
+        return answers.read_pinned(answer.body)
 
     def unpin(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Unpinned:
         """Takes back just the `pin` that was made with these arguments."""
         parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = messages.unpin_request(parsed, prefix=prefix)
+        request = requests.unpin_request(parsed, prefix=prefix)
         answer = self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"unpinning {parsed}", idempotent=False
         )
-        return messages.read_unpinned(answer.body)
+        return answers.read_unpinned(answer.body)
 
     def pins(self, cache: str, *, timeout: float | None = None) -> Pins:
         """All pins of `cache`, and how much more may be pinned."""
         RacerUrl(cache)
         answer = self._endpoint(cache).call(
-            messages.pins_request(), self._deadline(timeout), about=f"the pins of {cache}"
+            requests.pins_request(), self._deadline(timeout), about=f"the pins of {cache}"
         )
-        return messages.read_pins(cache, answer.body)
+        return answers.read_pins(cache, answer.body)
 
     def explain(
         self,
@@ -256,11 +256,11 @@ class Client:
     ) -> Explanation:
         """Which rung would serve each page now, and why not an earlier one."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.explain_request(parsed, offset, stop_of(offset, length))
+        request = requests.explain_request(parsed, offset, stop_of(offset, length))
         answer = self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"explaining {parsed}"
         )
-        return messages.read_explanation(parsed, answer.body)
+        return answers.read_explanation(parsed, answer.body)
 
     # --- reads ------------------------------------------------------------------------------
 

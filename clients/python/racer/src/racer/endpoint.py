@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from racer import messages
+from racer import answers, requests
 from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.errors import (
@@ -25,8 +25,9 @@ from racer.errors import (
 )
 from racer.exchange import Answer
 from racer.gpu_rung import GpuRung
-from racer.messages import Info
 from racer.pool import ConnectionPool
+from racer.refusals import error_of
+from racer.results import Info
 from racer.retry import Retries
 from racer.socket_path import SocketPlace, cache_of_path
 from racer.wire import Request
@@ -75,8 +76,8 @@ class EndpointState:
     def _learned(self, answer: Answer) -> Info:
         """Reads what the daemon says about itself; raises BadUrl where it is another cache's."""
         if answer.head.status >= 400:
-            raise messages.error_of(answer.head, answer.body, about="info")
-        info = messages.read_info(answer.body)
+            raise error_of(answer.head, answer.body, about="info")
+        info = answers.read_info(answer.body)
         if info.cache != self.cache:
             raise BadUrl(
                 f"the socket {self.path} serves the cache {info.cache!r}, and the URL names"
@@ -104,7 +105,7 @@ class Endpoint(EndpointState):
             answer = connection.exchange(request, deadline)
             if answer.head.status < 400:
                 return answer
-            error = messages.error_of(answer.head, answer.body, about=about)
+            error = error_of(answer.head, answer.body, about=about)
             asked = question_why(request, error)
             if asked is not None:
                 with contextlib.suppress(RacerError):  # Then the first error stands.
@@ -141,7 +142,7 @@ class Endpoint(EndpointState):
 
     def refresh_info(self, deadline: Deadline) -> Info:
         def exchange(connection: Connection) -> Info:
-            return self._learned(connection.exchange(messages.info_request(), deadline))
+            return self._learned(connection.exchange(requests.info_request(), deadline))
 
         return self._attempt(exchange, deadline, idempotent=True)
 
@@ -172,7 +173,7 @@ def better_told(error: RacerError, answer: Answer, about: str) -> RacerError:
     there is no error any more, as it was."""
     if answer.head.status < 400:
         return error
-    told = messages.error_of(answer.head, answer.body, about=about)
+    told = error_of(answer.head, answer.body, about=about)
     return told if told.code == error.code else error
 
 

@@ -18,7 +18,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from racer.client import TIMEOUT_SECONDS, Client
 from racer.errors import Forbidden, NotFound
-from racer.messages import Entry
+from racer.results import Entry
 from racer.urls import SCHEME, RacerUrl
 
 _READ_ONLY = "racer:// is read-only: write to the origin"

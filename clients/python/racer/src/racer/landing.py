@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from racer import messages
+from racer import answers, requests
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint, is_refusal
 from racer.errors import Closed, RacerError
 from racer.memory import PageKind, SharedMemory
-from racer.messages import HostRead, add_rungs
+from racer.results import HostRead, add_rungs
 from racer.streaming import get_into
 from racer.target import Registered, Target
 from racer.transfer import (
@@ -101,9 +101,9 @@ class Landing:
             return self._run(job, [Part(offset, offset + length)], etag)
         # Version and end come first, for next to nothing: all parts can then be in flight at once.
         answer = endpoint.call(
-            messages.stat_request(parsed, etag), Deadline.after(seconds), about=str(parsed)
+            requests.stat_request(parsed, etag), Deadline.after(seconds), about=str(parsed)
         )
-        stat = messages.read_stat(parsed, answer.head)
+        stat = answers.read_stat(parsed, answer.head)
         stop = min(offset + length, max(stat.size, offset + 1))  # The daemon refuses a start there.
         return self._run(job, list(cut(offset, stop, PART_BYTES, page_bytes)), stat.etag)
 

@@ -11,7 +11,7 @@ import mmap
 import os
 
 from racer.errors import Closed
-from racer.messages import SharedPart
+from racer.results import SharedPart
 
 
 class SharedChunk:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import fcntl
 import os
 
-from racer import messages
+from racer import answers, requests
 from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint
 from racer.errors import ProtocolError
 from racer.exchange import Answer
+from racer.refusals import error_of
 from racer.shared import SharedChunk
 from racer.urls import RacerUrl
 
@@ -26,7 +27,7 @@ def share(
     """Returns the shared memory that holds byte `at`; tried again as reads are."""
 
     def exchange(connection: Connection) -> SharedChunk:
-        connection.send(messages.share_request(url, at, etag), deadline)
+        connection.send(requests.share_request(url, at, etag), deadline)
         answer, descriptor = connection.receive_with_descriptor(deadline)
         return taken_over(answer, descriptor, url, at, etag)
 
@@ -43,8 +44,8 @@ def taken_over(
     head, body = answer
     try:
         if head.status >= 400:
-            raise messages.error_of(head, body, about=str(url))
-        part = messages.read_shared(head, body, at, etag)
+            raise error_of(head, body, about=str(url))
+        part = answers.read_shared(head, body, at, etag)
         if descriptor is None:
             raise ProtocolError("shared memory was promised, and no descriptor came")
         _check_memory(descriptor, part.stop - part.start)

@@ -6,11 +6,12 @@ else; a body that ends early is never returned.
 
 from __future__ import annotations
 
-from racer import messages
+from racer import answers, requests
 from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint
-from racer.messages import Body
+from racer.refusals import error_of
+from racer.results import Body
 from racer.urls import RacerUrl
 
 
@@ -21,10 +22,10 @@ def get(
     deadline = Deadline.after(seconds)
 
     def exchange(connection: Connection) -> tuple[Body, bytes]:
-        answer = connection.exchange(messages.body_request(url, start, stop, etag), deadline)
+        answer = connection.exchange(requests.body_request(url, start, stop, etag), deadline)
         if answer.head.status >= 400:
-            raise messages.error_of(answer.head, answer.body, about=str(url))
-        return messages.read_body_head(answer.head, start, stop, etag), answer.body
+            raise error_of(answer.head, answer.body, about=str(url))
+        return answers.read_body_head(answer.head, start, stop, etag), answer.body
 
     return endpoint.attempt(exchange, deadline)
 
@@ -43,13 +44,13 @@ def get_into(
     stop = start + len(view)
 
     def exchange(connection: Connection) -> Body:
-        connection.send(messages.body_request(url, start, stop, etag), deadline)
+        connection.send(requests.body_request(url, start, stop, etag), deadline)
         head = connection.receive_head(deadline)
         if head.status >= 400:
             body = connection.receive_body(deadline)
-            raise messages.error_of(head, body, about=str(url))
+            raise error_of(head, body, about=str(url))
         try:
-            served = messages.read_body_head(head, start, stop, etag)
+            served = answers.read_body_head(head, start, stop, etag)
         except BaseException:
             connection.close()  # What follows cannot be told from anything else.
             raise

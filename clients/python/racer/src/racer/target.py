@@ -16,11 +16,12 @@ import threading
 import weakref
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from racer import messages
+from racer import answers, requests
 from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.errors import Closed, Forked, MemoryLost, RacerError, TargetRefused
 from racer.memory import SharedMemory
+from racer.refusals import error_of
 from racer.wire import Request
 
 RELEASE_SECONDS = 2.0
@@ -59,7 +60,7 @@ M = TypeVar("M", bound=Memory)
 class TargetMemory(Generic[M]):
     """Memory, and whether it may be read into. What the blocking and the asyncio target share."""
 
-    operation: ClassVar[str] = messages.HOST_READ
+    operation: ClassVar[str] = requests.HOST_READ
 
     def __init__(self, memory: M) -> None:
         self.memory = memory
@@ -139,14 +140,14 @@ class Registered(TargetMemory[M]):
             request = self.register_request()
             answer = connection.exchange(request, deadline, [self.memory.fd])
             if answer.head.status >= 400:
-                raise messages.error_of(answer.head, answer.body, about="registering memory")
-            return connection, messages.read_target_id(answer.body, self.memory.target_bytes)
+                raise error_of(answer.head, answer.body, about="registering memory")
+            return connection, answers.read_target_id(answer.body, self.memory.target_bytes)
         except BaseException:
             connection.close()
             raise
 
     def register_request(self) -> Request:
-        return messages.register_request()
+        return requests.register_request()
 
     def forget(self, endpoint: object, target_id: str) -> None:
         """The daemon does not know `target_id` (any more)."""
@@ -188,7 +189,7 @@ def _release(connection: Connection, target_id: str) -> bool:
         if not connection.is_fresh():
             return False
         deadline = Deadline.after(RELEASE_SECONDS)
-        answer = connection.exchange(messages.release_request(target_id), deadline)
+        answer = connection.exchange(requests.release_request(target_id), deadline)
         return answer.head.status < 400
     except RacerError:
         return False  # The end of the connection releases the target as well.

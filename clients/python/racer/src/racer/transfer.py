@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from racer import messages
+from racer import answers, requests
 from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint
 from racer.errors import ConnectionLost, RacerError, TargetRefused
-from racer.messages import HostRead
+from racer.refusals import error_of
+from racer.results import HostRead
 from racer.retry import Retries
 from racer.target import Registered
 from racer.urls import RacerUrl
@@ -201,7 +202,7 @@ class HostReads:
                 connection = endpoint.pool.take(deadline)
             flight.connection = connection
             connection.send(
-                messages.host_read_request(
+                requests.host_read_request(
                     self._url,
                     (flight.part.start, flight.part.stop),
                     self._etag,
@@ -238,8 +239,8 @@ class HostReads:
             self._endpoint.pool.give_back(flight.connection)
             flight.connection = None
             if head.status >= 400:
-                raise messages.error_of(head, body, about=str(self._url))
-            flight.done = messages.read_host_read(head, body, part, self._etag)
+                raise error_of(head, body, about=str(self._url))
+            flight.done = answers.read_host_read(head, body, part, self._etag)
         except RacerError as error:
             self._failed(flight, error)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from racer import messages
+from racer import answers, requests
 from racer.aio.connection import AsyncConnection
 from racer.aio.endpoint import AsyncEndpoint
 from racer.aio.landing import AsyncLanding, AsyncMapping
@@ -30,7 +30,8 @@ from racer.errors import (
 )
 from racer.mapping import MappedObject
 from racer.memory import SharedMemory
-from racer.messages import (
+from racer.ranges import stop_of, within
+from racer.results import (
     Entry,
     Evicted,
     Explanation,
@@ -41,7 +42,6 @@ from racer.messages import (
     Stat,
     Unpinned,
 )
-from racer.ranges import stop_of, within
 from racer.shared import SharedChunk
 from racer.sharing import taken_over
 from racer.socket_path import SocketPlace
@@ -139,7 +139,7 @@ class AsyncClient:
         deadline = self._deadline(timeout)
 
         async def exchange(connection: AsyncConnection) -> SharedChunk:
-            await connection.send(messages.share_request(parsed, offset, etag), deadline)
+            await connection.send(requests.share_request(parsed, offset, etag), deadline)
             answer, descriptor = await connection.receive_with_descriptor(deadline)
             return taken_over(answer, descriptor, parsed, offset, etag)
 
@@ -150,11 +150,11 @@ class AsyncClient:
     ) -> Stat:
         """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.stat_request(parsed, etag)
+        request = requests.stat_request(parsed, etag)
         answer = await self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=str(parsed)
         )
-        return messages.read_stat(parsed, answer.head)
+        return answers.read_stat(parsed, answer.head)
 
     async def list(
         self, url: Url, *, recursive: bool = True, timeout: float | None = None
@@ -164,13 +164,13 @@ class AsyncClient:
         endpoint = self._endpoint(parsed.cache)
         after: str | None = None
         while True:
-            request = messages.list_request(
+            request = requests.list_request(
                 parsed, delimiter=None if recursive else b"/", after=after, limit=_LIST_LIMIT
             )
             answer = await endpoint.call(
                 request, self._deadline(timeout), about=f"listing {parsed}"
             )
-            listing = messages.read_listing(parsed, answer.body)
+            listing = answers.read_listing(parsed, answer.body)
             for entry in listing.entries:
                 yield entry
             if listing.after is None:
@@ -190,22 +190,22 @@ class AsyncClient:
     ) -> Prefetched:
         """Has the daemon fetch a range into its cache; returns when it is there."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.prefetch_request(parsed, offset, stop_of(offset, length), etag)
+        request = requests.prefetch_request(parsed, offset, stop_of(offset, length), etag)
         answer = await self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"prefetching {parsed}"
         )
-        return messages.read_prefetched(answer.body)
+        return answers.read_prefetched(answer.body)
 
     async def evict(
         self, url: Url, *, prefix: bool = False, timeout: float | None = None
     ) -> Evicted:
         """Drops every cached page of an object, or (`prefix`) of all objects under the URL."""
         parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = messages.evict_request(parsed, prefix=prefix)
+        request = requests.evict_request(parsed, prefix=prefix)
         answer = await self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"evicting {parsed}", idempotent=False
         )
-        return messages.read_evicted(answer.body)
+        return answers.read_evicted(answer.body)
 
     async def pin(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Pinned:
         """Spares an object, or (`prefix`) all under the URL, from eviction; also after a restart.
@@ -213,30 +213,30 @@ class AsyncClient:
         Fetches nothing: see `prefetch`. Raises PinRefused where there is no room for the pin.
         """
         parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = messages.pin_request(parsed, prefix=prefix)
+        request = requests.pin_request(parsed, prefix=prefix)
         answer = await self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"pinning {parsed}"
         )
-        return messages.read_pinned(answer.body)
+        return answers.read_pinned(answer.body)
 
     async def unpin(
         self, url: Url, *, prefix: bool = False, timeout: float | None = None
     ) -> Unpinned:
         """Takes back just the `pin` that was made with these arguments."""
         parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = messages.unpin_request(parsed, prefix=prefix)
+        request = requests.unpin_request(parsed, prefix=prefix)
         answer = await self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"unpinning {parsed}", idempotent=False
         )
-        return messages.read_unpinned(answer.body)
+        return answers.read_unpinned(answer.body)
 
     async def pins(self, cache: str, *, timeout: float | None = None) -> Pins:
         """All pins of `cache`, and how much more may be pinned."""
         RacerUrl(cache)
         answer = await self._endpoint(cache).call(
-            messages.pins_request(), self._deadline(timeout), about=f"the pins of {cache}"
+            requests.pins_request(), self._deadline(timeout), about=f"the pins of {cache}"
         )
-        return messages.read_pins(cache, answer.body)
+        return answers.read_pins(cache, answer.body)
 
     async def explain(
         self,
@@ -248,11 +248,11 @@ class AsyncClient:
     ) -> Explanation:
         """Which rung would serve each page now, and why not an earlier one."""
         parsed = RacerUrl.parse_object(url)
-        request = messages.explain_request(parsed, offset, stop_of(offset, length))
+        request = requests.explain_request(parsed, offset, stop_of(offset, length))
         answer = await self._endpoint(parsed.cache).call(
             request, self._deadline(timeout), about=f"explaining {parsed}"
         )
-        return messages.read_explanation(parsed, answer.body)
+        return answers.read_explanation(parsed, answer.body)
 
     # --- reads ------------------------------------------------------------------------------
 

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from racer import messages
+from racer import requests
 from racer.aio.connection import AsyncConnection
 from racer.deadline import Deadline
 from racer.endpoint import EndpointState, better_told, question_why
 from racer.errors import Closed, ConnectionLost, RacerError
 from racer.exchange import Answer
-from racer.messages import Info
+from racer.refusals import error_of
+from racer.results import Info
 from racer.socket_path import SocketPlace
 from racer.wire import Request
 
@@ -92,7 +93,7 @@ class AsyncEndpoint(EndpointState):
             answer = await connection.exchange(request, deadline)
             if answer.head.status < 400:
                 return answer
-            error = messages.error_of(answer.head, answer.body, about=about)
+            error = error_of(answer.head, answer.body, about=about)
             asked = question_why(request, error)
             if asked is not None:
                 with contextlib.suppress(RacerError):  # Then the first error stands.
@@ -137,7 +138,7 @@ class AsyncEndpoint(EndpointState):
 
     async def refresh_info(self, deadline: Deadline) -> Info:
         async def exchange(connection: AsyncConnection) -> Info:
-            return self._learned(await connection.exchange(messages.info_request(), deadline))
+            return self._learned(await connection.exchange(requests.info_request(), deadline))
 
         return await self._attempt(exchange, deadline, idempotent=True)
 

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
-from racer import messages
+from racer import answers, requests
 from racer.aio.endpoint import AsyncEndpoint
 from racer.aio.reads import AsyncRead, host_read, in_flight, in_order
 from racer.aio.target import AsyncRing
@@ -28,7 +28,8 @@ from racer.gpu.reads import copy_in
 from racer.gpu.staging import STAGING_SLOTS, StagingRing, StagingSlot
 from racer.gpu.target import GpuTarget
 from racer.gpu_rung import is_gpu_refusal
-from racer.messages import HostRead, add_rungs
+from racer.refusals import error_of
+from racer.results import HostRead, add_rungs
 from racer.transfer import PART_BYTES, Part
 
 
@@ -56,7 +57,7 @@ async def async_alloc(nbytes: int, device: object) -> AsyncGpuBuffer:
 class AsyncGpuTarget:
     """A `GpuTarget` for one call: registered by awaiting, released by whoever frees the memory."""
 
-    operation = messages.GPU_READ
+    operation = requests.GPU_READ
 
     def __init__(self, target: GpuTarget) -> None:
         self.target = target
@@ -94,8 +95,8 @@ class AsyncGpuTarget:
                 request = self.target.register_request()
                 answer = await connection.exchange(request, deadline, [self.memory.fd])
                 if answer.head.status >= 400:
-                    raise messages.error_of(answer.head, answer.body, about="registering memory")
-                target_id = messages.read_target_id(answer.body, self.memory.target_bytes)
+                    raise error_of(answer.head, answer.body, about="registering memory")
+                target_id = answers.read_target_id(answer.body, self.memory.target_bytes)
                 return self.target.adopt(endpoint, connection.into_blocking(), target_id)
             except BaseException:
                 connection.close()

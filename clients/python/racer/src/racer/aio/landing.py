@@ -16,7 +16,7 @@ from racer.endpoint import is_refusal
 from racer.errors import RacerError
 from racer.mapping import MappedObject
 from racer.memory import PageKind
-from racer.messages import HostRead, add_rungs
+from racer.results import HostRead, add_rungs
 from racer.transfer import PART_BYTES, cut
 from racer.urls import RacerUrl
 

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from racer import messages
+from racer import answers, requests
 from racer.aio.connection import AsyncConnection
 from racer.aio.endpoint import AsyncEndpoint
 from racer.aio.target import AsyncRing, AsyncTarget, ReadTarget
@@ -24,7 +24,8 @@ from racer.deadline import Deadline
 from racer.endpoint import is_refusal
 from racer.errors import ConnectionLost, MemoryLost, ProtocolError, RacerError, TargetRefused
 from racer.memory import SharedMemory
-from racer.messages import Body, HostRead, add_rungs
+from racer.refusals import error_of
+from racer.results import Body, HostRead, add_rungs
 from racer.transfer import IN_FLIGHT, PART_BYTES, RING_PART_BYTES, Part, cut
 from racer.urls import RacerUrl
 
@@ -67,9 +68,9 @@ class Landed(NamedTuple):
 async def get(read: AsyncRead) -> tuple[Body, bytes]:
     """Returns the range over the socket, cut at the object's end."""
     deadline = Deadline.after(read.seconds)
-    request = messages.body_request(read.url, read.start, read.stop, read.etag)
+    request = requests.body_request(read.url, read.start, read.stop, read.etag)
     answer = await read.endpoint.call(request, deadline, about=str(read.url))
-    return messages.read_body_head(answer.head, read.start, read.stop, read.etag), answer.body
+    return answers.read_body_head(answer.head, read.start, read.stop, read.etag), answer.body
 
 
 async def get_into(read: AsyncRead, start: int, view: memoryview) -> Body:
@@ -78,13 +79,13 @@ async def get_into(read: AsyncRead, start: int, view: memoryview) -> Body:
     stop = start + len(view)
 
     async def exchange(connection: AsyncConnection) -> Body:
-        await connection.send(messages.body_request(read.url, start, stop, read.etag), deadline)
+        await connection.send(requests.body_request(read.url, start, stop, read.etag), deadline)
         head = await connection.receive_head(deadline)
         if head.status >= 400:
             body = await connection.receive_body(deadline)
-            raise messages.error_of(head, body, about=str(read.url))
+            raise error_of(head, body, about=str(read.url))
         try:
-            served = messages.read_body_head(head, start, stop, read.etag)
+            served = answers.read_body_head(head, start, stop, read.etag)
         except BaseException:
             connection.close()  # What follows cannot be told from anything else.
             raise
@@ -135,7 +136,7 @@ async def _host_read_once(
     async with endpoint.pool.lease(deadline) as connection:
         endpoint.ever_connected = True
         target.check()
-        request = messages.host_read_request(
+        request = requests.host_read_request(
             read.url,
             span,
             read.etag,
@@ -152,7 +153,7 @@ async def _host_read_once(
                 target.give_up()
             raise
     if head.status >= 400:
-        error = messages.error_of(head, body, about=str(read.url))
+        error = error_of(head, body, about=str(read.url))
         if isinstance(error, TargetRefused) and error.code == "target_unknown" and target_id:
             # The daemon restarted, or its end of the registration went first.
             target.forget(endpoint, target_id)
@@ -160,7 +161,7 @@ async def _host_read_once(
             lost.unsent = True
             raise lost
         raise error
-    return messages.read_host_read(head, body, span, read.etag)
+    return answers.read_host_read(head, body, span, read.etag)
 
 
 # --- many parts ---------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from racer import messages
+from racer import answers, requests
 from racer.aio.connection import AsyncConnection
 from racer.aio.endpoint import AsyncEndpoint
 from racer.aio.threads import to_end
 from racer.deadline import Deadline
 from racer.errors import Closed, RacerError, TargetRefused
 from racer.memory import SharedMemory
+from racer.refusals import error_of
 from racer.target import RELEASE_SECONDS, TargetMemory
 from racer.transfer import RING_PART_BYTES, RING_SLOTS
 
@@ -90,11 +91,11 @@ class AsyncTarget(TargetMemory[SharedMemory]):
         connection = endpoint.pool.dedicated()
         try:
             answer = await connection.exchange(
-                messages.register_request(), deadline, [self.memory.fd]
+                requests.register_request(), deadline, [self.memory.fd]
             )
             if answer.head.status >= 400:
-                raise messages.error_of(answer.head, answer.body, about="registering memory")
-            return connection, messages.read_target_id(answer.body, self.memory.target_bytes)
+                raise error_of(answer.head, answer.body, about="registering memory")
+            return connection, answers.read_target_id(answer.body, self.memory.target_bytes)
         except BaseException:
             connection.close()
             raise
@@ -113,7 +114,7 @@ class AsyncTarget(TargetMemory[SharedMemory]):
             for connection, target_id in registered.values():
                 if connection.is_fresh():
                     deadline = Deadline.after(RELEASE_SECONDS)
-                    await connection.exchange(messages.release_request(target_id), deadline)
+                    await connection.exchange(requests.release_request(target_id), deadline)
         except RacerError:
             return  # The end of the connection releases the target as well.
         finally:

@@ -15,8 +15,8 @@ from racer.cli.units import counted, format_bytes, format_rate
 from racer.cli.work import for_each
 from racer.client import Client
 from racer.errors import NotFound, RacerError
-from racer.messages import Entry, Pins, add_rungs
 from racer.ranges import stop_of, within
+from racer.results import Entry, Pins, add_rungs
 from racer.urls import RacerUrl
 
 _STEP_BYTES = 256 << 20

@@ -14,7 +14,7 @@ from racer.cli.output import print_json, print_table, printable
 from racer.cli.units import format_bytes
 from racer.client import Client
 from racer.errors import BadUrl, DaemonUnavailable, NotFound, RacerError
-from racer.messages import Explanation, PageExplanation
+from racer.results import Explanation, PageExplanation
 from racer.urls import RacerUrl
 
 

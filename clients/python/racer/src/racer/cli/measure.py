@@ -22,7 +22,7 @@ from racer.cli.units import counted, format_bytes, format_rate
 from racer.cli.work import for_each
 from racer.client import Client
 from racer.landing import Landing
-from racer.messages import Entry, add_rungs
+from racer.results import Entry, add_rungs
 from racer.transfer import PART_BYTES
 from racer.urls import RacerUrl
 

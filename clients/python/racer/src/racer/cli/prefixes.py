@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from racer.client import Client
 from racer.errors import NotFound
-from racer.messages import Entry
+from racer.results import Entry
 from racer.urls import RacerUrl
 
 

@@ -12,7 +12,7 @@ from racer.cuda.device import plain_uuid
 from racer.endpoint import EndpointState
 from racer.errors import GpuUnavailable, RacerError
 from racer.gpu.place import GpuPlace
-from racer.messages import HostRead, Info, add_rungs
+from racer.results import HostRead, Info, add_rungs
 from racer.transfer import Part
 
 

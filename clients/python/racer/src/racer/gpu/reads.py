@@ -22,7 +22,7 @@ from racer.gpu.target import GpuTarget
 from racer.gpu_rung import is_gpu_refusal
 from racer.host_memory import address_of
 from racer.landing import Ring
-from racer.messages import HostRead, add_rungs
+from racer.results import HostRead, add_rungs
 from racer.transfer import PART_BYTES, HostReads, Part, Place, Slots, Spread
 
 

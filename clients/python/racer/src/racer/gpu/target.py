@@ -9,7 +9,7 @@ import logging
 import weakref
 from typing import ClassVar
 
-from racer import messages
+from racer import requests
 from racer.connection import Connection
 from racer.cuda.memory import DeviceMemory
 from racer.target import Registered
@@ -22,7 +22,7 @@ class GpuTarget(Registered[DeviceMemory]):
     """Exported memory and its registrations. Freed with the last reference to it: consumers of
     capsules and arrays hold it, reads in flight do, a `GpuBuffer` does until it is closed."""
 
-    operation: ClassVar[str] = messages.GPU_READ
+    operation: ClassVar[str] = requests.GPU_READ
 
     def __init__(self, memory: DeviceMemory) -> None:
         super().__init__(memory)
@@ -30,7 +30,7 @@ class GpuTarget(Registered[DeviceMemory]):
         _TARGETS[memory.address] = self
 
     def register_request(self) -> Request:
-        return messages.register_gpu_request(self.memory.device.uuid, self.memory.target_bytes)
+        return requests.register_gpu_request(self.memory.device.uuid, self.memory.target_bytes)
 
     def adopt(self, endpoint: object, connection: Connection, target_id: str) -> str:
         """Takes over a registration that was made elsewhere; returns the id to use."""

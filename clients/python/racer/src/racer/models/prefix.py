@@ -24,9 +24,9 @@ from racer.errors import (
     ProtocolError,
 )
 from racer.landing import Landing
-from racer.messages import Info
 from racer.models.names import DEFAULT_INDEX, no_model
 from racer.models.source import DeviceLanding, SourceFile
+from racer.results import Info
 from racer.retry import Retries
 from racer.shared import SharedChunk
 from racer.urls import RacerUrl
