@@ -36,7 +36,7 @@ from racerd.pages import PageGeometry
 from racerd.read.flight import twin
 from racerd.read.request import ReadReport, RequestContext
 from racerd.runtime.deadline import Deadline, deadline_exceeded
-from racerd.runtime.huge_pages import HUGE_PAGE_BYTES
+from racerd.runtime.memory_map import HUGE_PAGE_BYTES
 from racerd.runtime.process import descriptors_max
 from racerd.runtime.shared_memory import PageKind, SharedMemory, sharing_trouble
 from racerd.runtime.threads import WorkerThreads, settled

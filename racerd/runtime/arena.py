@@ -10,12 +10,12 @@ Only ciphertext lives here, and it is left out of core dumps all the same.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from types import TracebackType
 
 from racerd.pages import ALIGNMENT_BYTES, TAG_BYTES
+from racerd.runtime.memory_map import MemoryMap
 from racerd.runtime.populate import PopulateAhead
 from racerd.units import MIB, round_up
 
@@ -35,7 +35,7 @@ class FrameArena:
         self._lock = threading.Lock()
         self._free: list[int] = []
         self._taken = bytearray(self.slot_count)  # 1 for a slot that somebody holds.
-        self._map: mmap.mmap | None = None
+        self._map: MemoryMap | None = None
         self._view: memoryview | None = None
         self.fd = -1
         self._ahead: PopulateAhead | None = None
@@ -45,12 +45,11 @@ class FrameArena:
         self.fd = os.memfd_create("racerd-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
-            self._map = mmap.mmap(self.fd, size)
+            self._map = MemoryMap(self.fd, 0, size)
         except BaseException:
             self._close_descriptor()
             raise
-        self._map.madvise(mmap.MADV_DONTDUMP)
-        self._view = memoryview(self._map)
+        self._view = self._map.view()
         # Low slots first: memory that was touched once is reused before fresh memory is.
         self._free = list(range(self.slot_count - 1, -1, -1))
         self._ahead = PopulateAhead(
@@ -58,7 +57,6 @@ class FrameArena:
             ahead_bytes=_AHEAD_BYTES,
             first_bytes=_FIRST_BYTES,
             name="arena",
-            fd=self.fd,
         ).__enter__()
         return self
 

@@ -20,8 +20,7 @@ import mmap
 import os
 from enum import Enum
 
-from racerd.runtime.huge_pages import HUGE_PAGE_BYTES, back_with_huge_pages
-from racerd.runtime.populate import populate
+from racerd.runtime.memory_map import HUGE_PAGE_BYTES, MemoryMap
 from racerd.units import round_up
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -43,18 +42,16 @@ class SharedMemory:
         self.nbytes = nbytes
         self.allocated_bytes = round_up(nbytes, HUGE_PAGE_BYTES)
         self._fd = os.memfd_create("racerd-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._map: mmap.mmap | None = None
+        self._map: MemoryMap | None = None
         self._sealed = False
         try:
             os.ftruncate(self._fd, self.allocated_bytes)
-            huge = back_with_huge_pages(self._fd, 0, self.allocated_bytes)
+            self._map = MemoryMap(self._fd, 0, self.allocated_bytes)
+            huge = self._map.collapse(0, self.allocated_bytes)
             self.page_kind = PageKind.HUGE if huge else PageKind.BASE
             # What is not there yet, with an errno (never SIGBUS) where memory is out.
             os.posix_fallocate(self._fd, 0, self.allocated_bytes)
-            self._map = mmap.mmap(self._fd, self.allocated_bytes)
-            self._map.madvise(mmap.MADV_DONTDUMP)
-            self._map.madvise(mmap.MADV_DONTFORK)
-            populate(self._map, 0, self.allocated_bytes)
+            self._map.populate(0, self.allocated_bytes)
         except BaseException:
             self.close()
             raise
@@ -62,7 +59,7 @@ class SharedMemory:
     def view(self) -> memoryview:
         """The `nbytes`, writable, until `seal`. The caller releases the view before that."""
         assert self._map is not None, "sealed memory is not written to"
-        return memoryview(self._map)[: self.nbytes]
+        return self._map.view()[: self.nbytes]
 
     def seal(self) -> None:
         """Ends writing. Raises OSError, and BufferError where a view is still held."""

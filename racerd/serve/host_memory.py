@@ -25,7 +25,7 @@ import stat
 from types import TracebackType
 
 from racerd.errors import RequestError, ResourceError, Retry
-from racerd.runtime.populate import populate
+from racerd.runtime.memory_map import MemoryMap
 from racerd.units import round_up
 
 _PAGE_BYTES = mmap.PAGESIZE
@@ -61,7 +61,7 @@ class HostMemory:
         self.offset = offset
         self.length = length or 0
         self._whole = length is None
-        self._map: mmap.mmap | None = None
+        self._map: MemoryMap | None = None
         self._blocks = 0
 
     def length_to_map(self) -> int:
@@ -80,8 +80,7 @@ class HostMemory:
             return
         _check_allocated(self.fd, self.offset, self.length)
         self._blocks = found.st_blocks
-        aligned = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY
-        self._map = _map(self.fd, aligned, self.offset - aligned + self.length)
+        self._map = _map(self.fd, self.offset, self.length)
 
     def close(self) -> None:
         """Unmaps, at once or, where a view is still held somewhere, with the last view."""
@@ -119,8 +118,7 @@ class HostMemory:
         if self._map is None:
             raise ValueError("the memory is not mapped")
         self._check_still_allocated(offset, length)
-        start = self.offset % mmap.ALLOCATIONGRANULARITY + offset
-        return memoryview(self._map)[start : start + length]
+        return self._map.view()[offset : offset + length]
 
     def _check_still_allocated(self, offset: int, length: int) -> None:
         if os.fstat(self.fd).st_blocks < self._blocks:
@@ -201,9 +199,9 @@ def _next_hole(fd: int, offset: int) -> int:
         os.close(own)
 
 
-def _map(fd: int, offset: int, length: int) -> mmap.mmap:
+def _map(fd: int, offset: int, length: int) -> MemoryMap:
     try:
-        mapping = mmap.mmap(fd, length, offset=offset)
+        mapping = MemoryMap(fd, offset, length)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):
             raise _read_only("cannot be mapped for writing") from error
@@ -213,12 +211,9 @@ def _map(fd: int, offset: int, length: int) -> mmap.mmap:
             hint="racerd holds too many mappings; release targets that are not in use",
             retry=Retry.SAME,
         ) from error
-    # It will hold plaintext: keep it out of core dumps and of child processes.
-    mapping.madvise(mmap.MADV_DONTDUMP)
-    mapping.madvise(mmap.MADV_DONTFORK)
     # The pages are there; this puts them into our page table at once. Where the kernel cannot, the
     # first write to each does it.
-    populate(mapping, 0, length)
+    mapping.populate(0, length)
     return mapping
 
 

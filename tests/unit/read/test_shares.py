@@ -20,7 +20,7 @@ from racerd.pages import PageGeometry
 from racerd.read.request import ReadReport, RequestContext
 from racerd.read.shares import SHARE_CHUNK_BYTES, SharedLandings, SharedPiece
 from racerd.runtime.deadline import Deadline
-from racerd.runtime.huge_pages import HUGE_PAGE_BYTES
+from racerd.runtime.memory_map import HUGE_PAGE_BYTES
 from racerd.runtime.shared_memory import SharedMemory
 from racerd.runtime.threads import WorkerThreads
 from racerd.telemetry import Metrics

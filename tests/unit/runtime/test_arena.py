@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from racerd.pages import ALIGNMENT_BYTES, TAG_BYTES
+from racerd.runtime import arena as arena_module
 from racerd.runtime.arena import FrameArena
 from racerd.units import KIB, MIB
 
@@ -131,7 +132,7 @@ def test_an_arena_that_cannot_be_mapped_leaks_no_descriptor(
     def fail(*_: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(mmap, "mmap", fail)
+    monkeypatch.setattr(arena_module, "MemoryMap", fail)
     with pytest.raises(OSError, match="allocate"), FrameArena(4 * KIB, MIB):
         pass  # The fixture that counts descriptors is the assertion.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from racerd.runtime import huge_pages
-from racerd.runtime.huge_pages import HUGE_PAGE_BYTES, back_with_huge_pages
+from racerd.runtime import memory_map
+from racerd.runtime.memory_map import HUGE_PAGE_BYTES
 from racerd.runtime.shared_memory import PageKind, SharedMemory, sharing_trouble
 from racerd.units import MIB
 
@@ -172,25 +172,8 @@ def test_no_descriptor_is_left_where_the_system_refuses(monkeypatch: pytest.Monk
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_huge_pages_hold_what_was_there() -> None:
-    fd = os.memfd_create("huge", os.MFD_CLOEXEC)
-    os.ftruncate(fd, 3 * HUGE_PAGE_BYTES)
-    os.pwrite(fd, b"kept", HUGE_PAGE_BYTES)
-    os.pwrite(fd, b"kept", 2 * HUGE_PAGE_BYTES + 5000)
-    got = back_with_huge_pages(fd, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES)
-    if got:
-        assert os.fstat(fd).st_blocks * 512 == 2 * HUGE_PAGE_BYTES, "and not the first"
-    held = contents(fd, 3 * HUGE_PAGE_BYTES)
-    assert held[HUGE_PAGE_BYTES:][:4] == held[2 * HUGE_PAGE_BYTES + 5000 :][:4] == b"kept"
-    assert held.count(0) == len(held) - 8
-    os.close(fd)
-    memory = SharedMemory(100)
-    assert (memory.page_kind is PageKind.HUGE) == got or memory.page_kind is PageKind.BASE
-    memory.close()
-
-
 def test_memory_without_huge_pages_is_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "_MADV_COLLAPSE", 9999)  # As on kernels before 6.1.
+    monkeypatch.setattr(memory_map, "_MADV_COLLAPSE", 9999)  # As on kernels before 6.1.
     memory = sealed(b"x" * 5000)
     assert memory.page_kind is PageKind.BASE
     reader = memory.reader()
