@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import racer
 from racer import answers, requests
 from racer.exchange import Exchange, State
+from racer.refusals import error_of
 from racer.urls import RacerUrl
 from racer.wire import HEAD_BYTES_MAX, HeadReader, Request, is_etag
 
@@ -183,6 +184,26 @@ def test_json_of_wrong_types_is_a_protocol_error(kind: str, data: st.DataObject)
 def test_bodies_that_are_not_json(body: bytes) -> None:
     with contextlib.suppress(racer.ProtocolError):
         answers.read_evicted(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"error": 1}', b'{"error": {"code": 1, "retry": []}}', b"nginx says no"],
+)
+def test_a_refusal_that_is_told_badly_is_one_all_the_same(body: bytes) -> None:
+    head = HeadReader().feed(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 100000\r\n\r\n")
+    assert head is not None
+    error = error_of(head, body, about="this")
+    assert isinstance(error, racer.Overloaded) and error.code == "overloaded"
+
+
+@pytest.mark.parametrize("seconds", ["1e999", "-1e999", "NaN", "1" + "0" * 400])
+def test_an_age_that_no_clock_tells_is_a_protocol_error(seconds: str) -> None:
+    last = f'{{"rung": "disk", "age_seconds": {seconds}}}'
+    page = f'{{"index": 0, "rung": "disk", "why": {{}}, "last": {last}}}'
+    body = f'{{"etag": "a", "size": 1, "pages": [{page}]}}'.encode()
+    with pytest.raises(racer.ProtocolError, match="age_seconds"):
+        answers.read_explanation(RacerUrl("local", "b"), body)
 
 
 def test_a_listing_of_keys_elsewhere_is_refused() -> None:

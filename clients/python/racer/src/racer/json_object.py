@@ -12,6 +12,8 @@ from typing import Any
 
 from racer.errors import ProtocolError
 
+_SECONDS_MAX = 1 << 62  # `json` also takes infinities, and integers that no float holds.
+
 
 class JsonObject:
     """A JSON object of an answer, read field by field with its type."""
@@ -45,6 +47,8 @@ class JsonObject:
         value = self._value.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number")
+        if not abs(value) < _SECONDS_MAX:  # NaN is not, either.
+            raise self._wrong(name, "a time that a clock tells")
         return float(value)
 
     def truth(self, name: str) -> bool:

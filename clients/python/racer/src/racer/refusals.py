@@ -39,7 +39,7 @@ def error_of(head: ResponseHead, body: bytes, *, about: str) -> RacerError:
     if body:
         try:
             detail = json.loads(body).get("error")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             detail = None  # Said by something else than racerd; the status still has a meaning.
     if not isinstance(detail, dict):
         detail = {}
