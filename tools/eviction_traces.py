@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import PageGeometry
-from racerd.store.engine import Engine, Evict, Prepare, Refused, Reservation
+from racerd.store.claims import Evict, Prepare, Refused, Reservation
+from racerd.store.engine import Engine
 from racerd.store.geometry import SlabGeometry
 from racerd.store.segments import SegmentState
 from racerd.units import GIB

@@ -29,8 +29,8 @@ from racerd.store.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from racerd.store.claims import Dropped, Found
 from racerd.store.device import BlockDevice, DiskError
-from racerd.store.engine import Dropped, Found
 from racerd.store.fates import UNREADABLE, Fates, damage
 from racerd.store.housekeeper import Keeper, Work
 from racerd.store.live import LiveSlab, make_live

@@ -13,9 +13,9 @@ from racerd.crc64 import crc64
 from racerd.errors import IntegrityError
 from racerd.pages import TAG_BYTES, PageGeometry, Seal, SealedPage
 from racerd.store.buffers import BufferPool, aligned_buffer, copy
+from racerd.store.claims import Dropped, Found, Reservation
 from racerd.store.codec import decode_untrusted
 from racerd.store.device import BlockDevice
-from racerd.store.engine import Dropped, Found, Reservation
 from racerd.store.geometry import BLOCK_BYTES, SlabGeometry
 from racerd.store.record import Place, RecordHeader, Tombstone
 from racerd.store.record_v1 import with_tag

@@ -18,10 +18,11 @@ import numpy as np
 from racerd.errors import IntegrityError
 from racerd.store.buffers import aligned_buffer
 from racerd.store.checkpoint import Checkpoint
+from racerd.store.claims import Dropped
 from racerd.store.codec import peek_untrusted
 from racerd.store.columns import Array
 from racerd.store.device import DiskError
-from racerd.store.engine import Dropped, Engine
+from racerd.store.engine import Engine
 from racerd.store.geometry import BLOCK_BYTES, SEGMENT_HEADER_BYTES
 from racerd.store.index import PageIndex
 from racerd.store.record import (

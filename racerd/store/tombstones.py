@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from racerd.store.claims import Dropped
 from racerd.store.device import DiskError
-from racerd.store.engine import Dropped, Engine
+from racerd.store.engine import Engine
 from racerd.store.record_io import RecordIO
 from racerd.store.watch import DiskWatch
 

@@ -16,8 +16,8 @@ from racerd.ids import PageId
 from racerd.pages import SealedPage
 from racerd.store.budget import WriteBudget
 from racerd.store.buffers import aligned_buffer
+from racerd.store.claims import Evict, Found, Prepare, Refused, Reservation
 from racerd.store.device import DiskError, Extent
-from racerd.store.engine import Evict, Found, Prepare, Refused, Reservation
 from racerd.store.geometry import BLOCK_BYTES
 from racerd.store.live import LiveSlab
 from racerd.store.settings import StoreSettings

@@ -7,6 +7,7 @@ loss; and what was dropped for good stays away. Accounting equals the medium at 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from itertools import pairwise
@@ -22,9 +23,11 @@ from hypothesis.stateful import (
     rule,
 )
 
+from racerd.errors import ResourceError
 from racerd.ids import ObjectVersion, PageId
 from racerd.store import Store
 from racerd.store.geometry import SEGMENT_HEADER_BYTES
+from racerd.store.notes import Selector
 from racerd.store.segments import SegmentState
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
@@ -178,6 +181,14 @@ class HealthyStore(RuleBasedStateMachine):
         if self.disk.opened and not self.lied:
             self.gone.add(page)
 
+    @rule(prefix=st.sampled_from([b"", b"hot/", b"cold/c"]), pinned=st.booleans())
+    def pin(self, prefix: bytes, pinned: bool) -> None:
+        """Also of what is not there yet; a disk that cannot note it makes an error of it."""
+        selector = Selector("models", "bucket", prefix, exact=False)
+        with contextlib.suppress(ResourceError):
+            self.store.pin(selector) if pinned else self.store.unpin(selector)
+        self.after()
+
     @rule()
     def checkpoint(self) -> None:
         self.store.checkpoint()
@@ -277,10 +288,19 @@ class HealthyStore(RuleBasedStateMachine):
         live = live._live
         engine, geometry = live.engine, live.slab.geometry
         rows = engine.index.live_rows().tolist()
-        taken = sorted((engine._offset(row), engine._record_bytes(row)) for row in rows)
+        ledger = engine._ledger
+        taken = sorted((ledger.offset(row), ledger.record_bytes(row)) for row in rows)
         assert engine.live_bytes == sum(size for _, size in taken)
         assert engine.live_bytes == sum(engine.segments.live_bytes)
         assert engine.live_bytes == sum(engine.cache_bytes)
+        pinned = [
+            ledger.record_bytes(row)
+            for row in rows
+            if any(pin.matches(engine.index.page(row).version.object_id) for pin in ledger._pins)
+        ]
+        assert engine.pinned_bytes == sum(pinned)
+        if not self.faults.any and self.disk.watch.writable:
+            assert ledger._pins == self.store.pins
         assert len(rows) == len(engine.index)
         for (offset, size), (following, _) in pairwise(taken):
             assert offset + size <= following, "two records overlap"

@@ -13,8 +13,8 @@ from racerd.ids import PageId
 from racerd.pages import PageGeometry
 from racerd.store import Store, StoreSettings
 from racerd.store.buffers import aligned_buffer
+from racerd.store.claims import Reservation
 from racerd.store.device import BlockDevice
-from racerd.store.engine import Reservation
 from racerd.store.geometry import BLOCK_BYTES, NOTES_OFFSETS, SUPERBLOCK_OFFSETS
 from racerd.store.notes import Selector
 from racerd.store.superblock import SUPERBLOCK_MAGIC

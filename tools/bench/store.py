@@ -12,8 +12,9 @@ from racerd.pages import PageGeometry
 from racerd.store import DiskSettings, Store, StoreSettings
 from racerd.store.buffers import aligned_buffer
 from racerd.store.checkpoint import compose, encode, freeze, write_checkpoint
+from racerd.store.claims import Prepare, Reservation
 from racerd.store.device import open_file_device
-from racerd.store.engine import Engine, Prepare, Reservation
+from racerd.store.engine import Engine
 from racerd.store.geometry import BLOCK_BYTES, SlabGeometry
 from racerd.store.segments import SegmentState
 from racerd.store.slab import Slab, open_slab

@@ -10,8 +10,8 @@ from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import TAG_BYTES, PageGeometry, Seal
 from racerd.store import Store
 from racerd.store.buffers import aligned_buffer
+from racerd.store.claims import Dropped
 from racerd.store.codec import peek_untrusted
-from racerd.store.engine import Dropped
 from racerd.store.geometry import BLOCK_BYTES, NOTES_BYTES, SlabGeometry
 from racerd.store.notes import Notes, Selector, decode_notes_untrusted
 from racerd.store.record import Place, RecordHeader, Tombstone

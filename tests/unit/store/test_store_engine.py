@@ -9,7 +9,8 @@ import pytest
 
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import PageGeometry
-from racerd.store.engine import Engine, Evict, Found, Prepare, Refused, Reservation, Victim
+from racerd.store.claims import Evict, Found, Prepare, Refused, Reservation, Victim
+from racerd.store.engine import Engine
 from racerd.store.geometry import SEGMENT_HEADER_BYTES, SlabGeometry
 from racerd.store.notes import Selector
 from racerd.store.segments import SegmentState
@@ -394,6 +395,18 @@ def test_pins_are_spared_and_bounded() -> None:
     assert driven.engine.contains(page(999, key=b"more"))
     driven.engine.mark_pinned([])
     assert driven.engine.pinned_bytes == 0
+
+
+def test_a_pin_waits_for_what_comes_under_its_name() -> None:
+    """R24: pages that come after the pin are spared like those that were there before."""
+    driven = Driven()
+    driven.engine.mark_pinned([Selector("models", "b", b"pinned/", exact=False)])
+    for number in range(12):
+        driven.put(page(number, key=b"pinned/x"))
+    assert driven.engine.pinned_bytes == driven.engine.live_bytes
+    for number in range(1000):
+        assert driven.put(page(number, key=b"flood"))
+    assert all(driven.engine.contains(page(n, key=b"pinned/x")) for n in range(12))
 
 
 def test_a_quota_spares_pinned_pages() -> None:
