@@ -19,6 +19,10 @@ class WriteBudget:
         self._left = float(bytes_per_day or 0)
         self._filled_at: float | None = None
 
+    @property
+    def limited(self) -> bool:
+        return self._per_day is not None
+
     def take(self, now: float, size: int) -> bool:
         """Takes `size` bytes if there are as many; returns whether there were."""
         left = self.left(now)

@@ -141,11 +141,12 @@ class Engine:
 
     def next_to_check(self, row: int) -> tuple[int, Found] | None:
         """The first record from `row` on, pinned, without counting a hit; None behind the last."""
-        flags = self.index.table.views["flags"]
-        for candidate in range(row, self.index.table.used):
-            if flags[candidate]:
-                return candidate, self._ledger.hold(candidate, self.index.page(candidate))
-        return None
+        flags = self.index.table.arrays["flags"][row : self.index.table.used]
+        here = flags > 0
+        if not here.any():
+            return None
+        first = row + int(here.argmax())  # Fast, because after many were dropped it may be far.
+        return first, self._ledger.hold(first, self.index.page(first))
 
     def end_read(self, found: Found) -> None:
         self.segments.unpin(found.segment)

@@ -18,18 +18,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from racerd.errors import ResourceError, Retry
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import PageGeometry, Seal, SealedPage
 from racerd.store.admission import Admission, EverythingAtFirstSight
 from racerd.store.columns import U64, mixed
-from racerd.store.device import BlockDevice, open_file_device
-from racerd.store.disk import Disk, DiskReport
+from racerd.store.device import BlockDevice
+from racerd.store.disk import Disk
 from racerd.store.fates import damage, refusal
+from racerd.store.file_device import open_file_device
 from racerd.store.housekeeper import Housekeeper, Keeper, Work
 from racerd.store.index import halves
 from racerd.store.loan import NotLent, RecordLoan
-from racerd.store.notes import Notes, Selector
+from racerd.store.notes import Selector
+from racerd.store.pins import Pins
+from racerd.store.report import DiskReport
 from racerd.store.scrub import Scrubber
 from racerd.store.settings import DiskSettings, StoreSettings
 from racerd.telemetry import Metrics
@@ -57,9 +59,8 @@ class Store:
         self.geometry = geometry
         self._metrics = metrics
         self._admission = admission if admission is not None else EverythingAtFirstSight()
-        self._pins: tuple[Selector, ...] = ()
-        self._pins_version = 0
-        self._pins_lock = threading.Lock()
+        self._quotas: Mapping[str, int] = dict(settings.quotas)
+        self._quotas_lock = threading.Lock()
         self.disks = [
             Disk(
                 disk,
@@ -69,9 +70,11 @@ class Store:
                 open_device=open_device,
                 clock=clock,
                 make_keeper=make_keeper,
+                on_open=self._share_quotas,
             )
             for disk in settings.disks
         ]
+        self._pins = Pins(self.disks)
         self._seeds = [
             int.from_bytes(hashlib.blake2b(disk.label.encode(), digest_size=8).digest(), "little")
             for disk in self.disks
@@ -87,8 +90,7 @@ class Store:
         except BaseException:
             self.close()
             raise
-        self._agree_on_pins()
-        self.set_quotas(self.settings.quotas)
+        self._pins.agree()
         return self
 
     def __exit__(
@@ -210,98 +212,50 @@ class Store:
     @property
     def pins(self) -> tuple[Selector, ...]:
         """What eviction spares."""
-        return self._pins
+        return self._pins.selectors
 
     def pin(self, selector: Selector) -> None:
         """Spares what `selector` names from eviction, also after a restart.
 
-        Fetches nothing. Pins are honoured up to half of the disks: one that asks for more of what
-        is there already is refused; pages that come later and do not fit into that half go, oldest
-        first, as if they were not pinned. Raises ResourceError `pin_refused`, and `overloaded`
-        where no disk could note the pin, which is not kept then.
+        Fetches nothing, and holds for what comes later. Pins are honoured up to half of the disks:
+        one that asks for more of what is there already is refused; pages that come later and do not
+        fit into that half go, oldest first, as if they were not pinned. Raises ResourceError
+        `pin_refused`, and `overloaded` where no disk could note the pin, which is not kept then.
         """
-        with self._pins_lock:
-            if selector in self._pins:
-                return
-            before = self._pins
-            pins = (*before, selector)
-            self._check_pins(pins)
-            if not self._set_pins(pins):
-                self._set_pins(before)
-                raise _not_noted("pin")
+        self._pins.add(selector)
 
     def unpin(self, selector: Selector) -> bool:
         """Takes back a `pin` of just this selector; returns whether there was one.
 
         Raises ResourceError `overloaded` where no disk could note it; the pin stays then.
         """
-        with self._pins_lock:
-            if selector not in self._pins:
-                return False
-            before = self._pins
-            if not self._set_pins(tuple(pin for pin in before if pin != selector)):
-                self._set_pins(before)
-                raise _not_noted("unpin")
-            return True
+        return self._pins.remove(selector)
 
     def held(self, selector: Selector) -> tuple[int, int]:
         """Pages that `selector` names, and the slab bytes that they take."""
-        return self._sum_held((selector,))
+        return self._pins.held((selector,))
 
     @property
     def pin_room_bytes(self) -> int:
         """Slab bytes that may still be pinned, over all caches."""
-        room = sum(disk.pinned_bytes_max - disk.pinned_bytes for disk in self.disks)
-        return max(0, room)
-
-    def _check_pins(self, pins: tuple[Selector, ...]) -> None:
-        limit = sum(disk.pinned_bytes_max for disk in self.disks)
-        if not limit:
-            raise _pin_refused(
-                "no disk is in use, and pins are about disks",
-                "configure a disk, or look at /readyz for why none works",
-            )
-        if not Notes(pins=pins).fits:
-            raise _pin_refused(
-                f"{len(pins)} pins do not fit on a slab",
-                "pin a prefix instead of many objects, or take pins back",
-            )
-        _, wanted = self._sum_held(pins)
-        if wanted > limit:
-            raise _pin_refused(
-                f"{wanted} bytes of the disks would be pinned, and at most {limit} may be",
-                "take pins back, pin less, or give racerd more disk",
-            )
-
-    def _sum_held(self, selectors: tuple[Selector, ...]) -> tuple[int, int]:
-        counts = [disk.held(selectors) for disk in self.disks]
-        return sum(pages for pages, _ in counts), sum(size for _, size in counts)
-
-    def _set_pins(self, pins: tuple[Selector, ...]) -> bool:
-        """Returns whether a disk has noted them."""
-        self._pins = pins
-        self._pins_version += 1
-        # Every disk is told, whether or not an earlier one has noted them.
-        noted = [disk.set_pins(pins, self._pins_version) for disk in self.disks]
-        return any(noted)
-
-    def _agree_on_pins(self) -> None:
-        """Disks that were away when pins changed learn the latest ones."""
-        latest = max((disk.notes for disk in self.disks), key=_pins_version, default=Notes())
-        self._pins, self._pins_version = latest.pins, latest.pins_version
-        for disk in self.disks:
-            if disk.opened and disk.notes.pins_version != self._pins_version:
-                disk.set_pins(self._pins, self._pins_version)
+        return self._pins.room_bytes
 
     def set_quotas(self, quotas: Mapping[str, int]) -> None:
         """Bytes that each cache may take, over all disks; caches that are not named have no limit.
 
         A disk gets its share by capacity. What is over a quota is dropped as new pages come.
         """
-        total = sum(disk.capacity_bytes for disk in self.disks) or 1
-        for disk in self.disks:
-            share = disk.capacity_bytes / total
-            disk.set_quotas({cache: int(limit * share) for cache, limit in quotas.items()})
+        self._quotas = dict(quotas)
+        self._share_quotas()
+
+    def _share_quotas(self) -> None:
+        """Also when a disk was opened: until then its capacity may not be known."""
+        with self._quotas_lock:
+            total = sum(disk.capacity_bytes for disk in self.disks) or 1
+            for disk in self.disks:
+                share = disk.capacity_bytes / total
+                limits = {cache: int(limit * share) for cache, limit in self._quotas.items()}
+                disk.set_quotas(limits)
 
     def find_version(self, object_id: ObjectId, etag: str) -> ObjectVersion | None:
         """The version of `object_id` called `etag`, if any page of it is here."""
@@ -362,21 +316,3 @@ class Store:
 
         order = sorted(range(len(self.disks)), key=score, reverse=True)
         return [self.disks[number] for number in order]
-
-
-def _pin_refused(message: str, hint: str) -> ResourceError:
-    return ResourceError("pin_refused", message, hint=hint)
-
-
-def _not_noted(what: str) -> ResourceError:
-    return ResourceError(
-        "overloaded",
-        f"no disk could note the {what}: it would be forgotten at the next start",
-        hint="try again; the log and /readyz say what is wrong with the disks",
-        retry=Retry.SAME,
-        retry_after_seconds=5.0,
-    )
-
-
-def _pins_version(notes: Notes) -> int:
-    return notes.pins_version

@@ -6,7 +6,7 @@ Layer: store, pure. The metrics count the same things; here is what they mean no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from racerd.store.health import DiskState
 from racerd.store.recovery import Progress
@@ -23,22 +23,22 @@ _MEANING = {
 class Condition:
     """All that the sentences are made of. Sizes are bytes; `budget_left` None: there is no limit.
 
-    `full_quotas`: caches that are at their limit on this disk. `evictions_unnoted`: tombstones that
-    were given up.
+    What has a default is known of an open slab only. `full_quotas`: caches that are at their limit
+    on this disk. `evictions_unnoted`: tombstones that were given up.
     """
 
     state: DiskState
     reason: str
-    opened: bool
-    recovering: bool
-    progress: Progress
-    direct: bool
-    full_seconds: float
-    at_floor: bool
     budget_left: float | None
-    record_bytes: int
-    full_quotas: Mapping[str, int]
-    evictions_unnoted: int
+    opened: bool = False
+    recovering: bool = False
+    progress: Progress = field(default_factory=Progress)
+    direct: bool = False
+    full_seconds: float = 0.0
+    at_floor: bool = False
+    record_bytes: int = 0
+    full_quotas: Mapping[str, int] = field(default_factory=dict)
+    evictions_unnoted: int = 0
 
 
 def troubles(now: Condition) -> Iterator[str]:

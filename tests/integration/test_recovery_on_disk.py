@@ -13,7 +13,8 @@ import pytest
 
 from racerd.ids import PageId
 from racerd.store import DiskSettings, Store
-from racerd.store.device import BlockDevice, FileDevice, open_file_device
+from racerd.store.device import BlockDevice
+from racerd.store.file_device import FileDevice, open_file_device
 from racerd.store.geometry import BLOCK_BYTES, FRONT_BYTES, SUPERBLOCK_OFFSETS
 from racerd.store.record import HEADER_BYTES_MAX
 from racerd.telemetry import Metrics

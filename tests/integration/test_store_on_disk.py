@@ -18,7 +18,8 @@ import pytest
 from racerd.ids import PageId
 from racerd.pages import PageGeometry
 from racerd.store import Store, StoreSettings
-from racerd.store.device import BlockDevice, DiskError, open_file_device
+from racerd.store.device import BlockDevice, DiskError
+from racerd.store.file_device import open_file_device
 from racerd.store.notes import Selector
 from racerd.store.settings import DiskSettings
 from racerd.telemetry import Metrics

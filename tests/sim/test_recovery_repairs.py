@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from racerd.ids import PageId
-from racerd.store import Store, disk
+from racerd.store import Store, upkeep
 from racerd.store.geometry import SUPERBLOCK_OFFSETS
 from racerd.store.housekeeper import Work
 from racerd.store.record import stamp_crc
@@ -75,12 +75,12 @@ def test_whoever_is_killed_again_and_again_does_not_scan_the_same_pages_twice(
 ) -> None:
     """R23, F37: recovery that scanned much is followed by a checkpoint; a few pages are not."""
     count = len(PAGES)
-    monkeypatch.setattr(disk, "SCANNED_WORTH_A_CHECKPOINT", count if worth_it else count + 1)
+    monkeypatch.setattr(upkeep, "SCANNED_WORTH_A_CHECKPOINT", count if worth_it else count + 1)
     rig = Rig()
     wipe_checkpoints(rig, rig.filled())
     store = rig.start()
     assert store.disks[0].progress.pages_from_scan == count
-    store.disks[0].tick()
+    store.disks[0].upkeep.tick()
     store = rig.start()  # Killed: nothing was closed.
     progress = store.disks[0].progress
     found = (progress.pages_from_checkpoint, progress.pages_from_scan)
@@ -134,7 +134,7 @@ def test_what_was_dropped_after_the_checkpoint_is_known_to_be_gone_when_it_is_lo
     assert store.contains(gone) and store.unproven(gone), "the checkpoint knows no better"
     before = rig.medium.writes
     store.confirm(gone)
-    store.disks[0].tick()
+    store.disks[0].upkeep.tick()
     assert rig.medium.writes == before, "it has its tombstone"
     assert not store.contains(gone) and not store.unproven(gone)
     assert counted(rig.metrics, "racer_corrupt_pages_total") == 0, "a tombstone is no damage"
@@ -199,7 +199,7 @@ def test_a_page_that_was_dropped_and_kept_anew_after_the_checkpoint_is_found(
         store.evict_object(page.version.object_id)
     else:
         store.drop(page, "corrupt_tag")
-        store.disks[0].tick()
+        store.disks[0].upkeep.tick()
     others = [PageId(version(b"other"), number) for number in range(between)]
     for each in (*others, page):
         assert store.write(sealed(each))
@@ -332,9 +332,9 @@ def test_evictions_that_cannot_be_noted_as_done_keep_pages_out_until_they_are() 
     live.settled = False
     rig.faults.write_errors = 1.0
     store.disks[0].drop(PAGES[0])
-    store.disks[0].tick()
+    store.disks[0].upkeep.tick()
     assert not live.settled and not store.write(sealed(PageId(SMALL, 0)))
     rig.faults.write_errors = 0.0
     rig.clock.sleep(60.0)
-    store.disks[0].tick()
+    store.disks[0].upkeep.tick()
     assert live.settled and store.write(sealed(PageId(SMALL, 0)))

@@ -15,6 +15,7 @@ from racerd.store.admission import OthersAtSecondSight
 from racerd.store.device import BlockDevice, Extent, Space
 from racerd.store.health import DiskState
 from racerd.store.housekeeper import Housekeeper
+from racerd.store.notes import Selector
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
 from tests.sim.faulty_device import Faults, FaultyDevice, Medium
@@ -71,7 +72,7 @@ class Rig:
         for _ in range(ticks):
             self.clock.sleep(seconds)
             for disk in store.disks:
-                disk.tick()
+                disk.upkeep.tick()
 
 
 def state(store: Store) -> DiskState:
@@ -245,7 +246,7 @@ def test_evict_and_checkpoint_wait_a_bounded_time_for_a_disk_that_hangs() -> Non
     rig.fault.hang = None
     release.set()
     while not rig.devices[-1].closed:
-        store.disks[0]._keeper._thread.join(0.01)  # type: ignore[attr-defined]
+        store.disks[0].upkeep._keeper._thread.join(0.01)  # type: ignore[attr-defined]
 
 
 class FullOnce(FaultyDevice):
@@ -391,7 +392,7 @@ def test_placement_follows_capacity() -> None:
     rig = Rig(disks=2)
     store = rig.start()
     store.disks[1].settings = settings(rig.paths[1], capacity=MIB).disks[0]
-    store.disks[1]._live = None
+    store.disks[1].upkeep.mount = None
     first = [store._ranked(PageId(version(b"x"), number))[0] for number in range(1000)]
     assert 750 < first.count(store.disks[0]) < 850
 
@@ -410,6 +411,49 @@ def test_quotas_hold_over_disks_and_change_at_run_time() -> None:
     assert counted(rig.metrics, "racer_store_writes_total", result="quota") == 1
     store.set_quotas({})
     assert store.write(sealed(PageId(version(b"t", cache="small"), 0)))
+
+
+def test_a_disk_that_is_opened_late_gets_its_share_of_the_quotas() -> None:
+    """F9, F17: how much it takes is not known before, and a share of nothing would keep nothing."""
+    rig = Rig(disks=2)
+    rig.settings = settings(*rig.paths, capacity=None, quotas={"models": 60 * RECORD})
+    rig.faults[rig.paths[1]].vanished = True
+    store = rig.start()
+    rig.faults[rig.paths[1]].vanished = False
+    rig.wait(store, 60.0, ticks=5)
+    fill(store)
+    assert store.disks[1].page_count > 3
+    assert counted(rig.metrics, "racer_store_evicted_pages_total", reason="quota") == 0
+
+
+def test_a_disk_that_is_opened_late_learns_what_was_pinned_meanwhile() -> None:
+    """R24, F17."""
+    rig = Rig(disks=2)
+    pins = [Selector("models", "bucket", name, exact=True) for name in (b"a", b"b")]
+    with rig.start() as store:
+        store.pin(pins[0])
+    rig.faults[rig.paths[1]].vanished = True
+    with rig.start() as store:
+        store.pin(pins[1])
+    store = rig.start()
+    rig.faults[rig.paths[1]].vanished = False
+    rig.wait(store, 60.0, ticks=5)
+    assert store.disks[1].notes.pins == store.pins == tuple(pins)
+
+
+def test_a_defect_while_a_slab_is_opened_leaves_no_device_open() -> None:
+    """A device that is left open keeps the slab locked: no probe could open it again."""
+
+    class Strange(FaultyDevice):
+        def space(self) -> Space | None:
+            raise RuntimeError("a defect")
+
+    rig = Rig()
+    rig.settings = settings(*rig.paths)
+    rig.make_device = Strange
+    with pytest.raises(RuntimeError, match="a defect"):
+        rig.start()
+    assert all(device.closed for device in rig.devices) and rig.devices
 
 
 def test_the_write_budget_is_per_day() -> None:

@@ -197,7 +197,7 @@ class HealthyStore(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 1.0, 40.0]))
     def tick(self, seconds: float) -> None:
         self.clock.sleep(seconds)
-        self.disk.tick()
+        self.disk.upkeep.tick()
         self.after()
 
     @rule(rate=st.just(1))

@@ -176,7 +176,7 @@ def test_a_slab_that_was_cut_short_loses_only_its_end(rig: Rig) -> None:
     assert 0 < len(kept) < len(PAGES)
     for page in PAGES:
         store.drop(page, "test")
-    store.disks[0].tick()
+    store.disks[0].upkeep.tick()
     assert rig.found(store) == []
 
 
@@ -483,7 +483,7 @@ def test_read_errors_during_recovery_are_tried_again(rig: Rig) -> None:
         rig.faults.read_errors = 0.0
         rig.clock.sleep(3.0)
         for _ in range(5):
-            store.disks[0].tick()
+            store.disks[0].upkeep.tick()
         rig.clock.sleep(60.0)
         assert rig.found(store) == PAGES
 
@@ -496,11 +496,11 @@ def test_a_disk_that_cannot_be_read_at_the_start_is_opened_later(rig: Rig) -> No
     assert (rig.found(store) == [] and "gone" in store.explain(PAGES[0])) or "ENODEV"
     for _ in range(5):
         rig.clock.sleep(10.0)
-        store.disks[0].tick()
+        store.disks[0].upkeep.tick()
     rig.faults.vanished = False
     for _ in range(5):
         rig.clock.sleep(60.0)
-        store.disks[0].tick()
+        store.disks[0].upkeep.tick()
     assert rig.found(store) == PAGES
 
 
@@ -508,7 +508,7 @@ def test_a_write_in_flight_at_the_checkpoint_is_found_after_a_kill(rig: Rig) -> 
     """F37: its segment was closed meanwhile, but the checkpoint says where to look."""
     store = rig.start()
     live = store.disks[0]._live
-    space = store.disks[0]._writer._reserve(PAGES[0], 64 * KIB)
+    space = store.disks[0].upkeep.mount.writer._reserve(PAGES[0], 64 * KIB)
     for page in PAGES[1:20]:
         store.write(sealed(page))
     store.checkpoint()
@@ -578,6 +578,25 @@ def test_a_pin_of_more_than_may_be_pinned_is_refused(rig: Rig) -> None:
     assert store.pins == (small,)
     assert store.pin_room_bytes == limit - store.held(small)[1]
     assert rig.start().pins == (small,)
+
+
+def test_pins_of_a_disk_that_is_opened_late_are_not_lost(rig: Rig) -> None:
+    """R24, F17: a disk that is slow to open, or fails at first, is asked before pins change."""
+    pins = tuple(Selector("models", "bucket", name, exact=True) for name in (b"a", b"b", b"c"))
+    with rig.start() as store:
+        store.pin(pins[0])
+        store.pin(pins[1])
+    rig.faults.vanished = True
+    store = rig.start()
+    assert store.pins == ()
+    rig.faults.vanished = False
+    for _ in range(5):
+        rig.clock.sleep(60.0)
+        store.disks[0].upkeep.tick()
+    assert store.pins == pins[:2]
+    store.pin(pins[2])
+    assert store.pins == pins
+    assert rig.start().pins == pins
 
 
 def test_a_pin_that_no_disk_can_note_is_not_kept(rig: Rig) -> None:

@@ -134,7 +134,9 @@ def test_a_quota() -> None:
     """F9, F41."""
     rig = Rig(quotas={"models": 5 * RECORD})
     store = rig.start()
-    fill(store, PAGES[:6])
+    fill(store, PAGES[:3])
+    assert told(store) == "", "there is room for a further page"
+    fill(store, PAGES[3:6])
     assert counted(rig.metrics, "racer_store_evicted_pages_total", reason="quota") == 1
     assert "the cache models is at its quota, 340 KiB here" in told(store)
     assert store.explain(PAGES[0]).startswith("not on disk: evicted because its cache reached its")

@@ -13,8 +13,8 @@ from racerd.store import DiskSettings, Store, StoreSettings
 from racerd.store.buffers import aligned_buffer
 from racerd.store.checkpoint import compose, encode, freeze, write_checkpoint
 from racerd.store.claims import Prepare, Reservation
-from racerd.store.device import open_file_device
 from racerd.store.engine import Engine
+from racerd.store.file_device import open_file_device
 from racerd.store.geometry import BLOCK_BYTES, SlabGeometry
 from racerd.store.segments import SegmentState
 from racerd.store.slab import Slab, open_slab

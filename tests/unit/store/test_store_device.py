@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from racerd.store.buffers import aligned_buffer
-from racerd.store.device import DiskError, Extent, FileDevice, open_file_device
+from racerd.store.device import DiskError, Extent
+from racerd.store.file_device import FileDevice, open_file_device
 from racerd.store.geometry import BLOCK_BYTES
 from racerd.units import KIB, MIB
 
@@ -47,6 +48,15 @@ def test_a_file_on_a_real_disk_is_read_and_written_directly(device: FileDevice) 
     assert fcntl.fcntl(device.fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     assert device.alignment in (512, 1024, 2048, 4096)
     assert device.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_device_whose_close_fails_is_closed_all_the_same(device: FileDevice) -> None:
+    """The number of its descriptor may be another file's afterwards: nothing goes there again."""
+    os.close(device.fd)
+    with pytest.raises(DiskError, match="close of slab"):
+        device.close()
+    with pytest.raises(DiskError, match="EBADF"):
+        device.write(0, [filled(4 * KIB)])
 
 
 def test_vectors_go_to_one_range_and_come_back(device: FileDevice) -> None:
@@ -195,7 +205,7 @@ def test_two_daemons_cannot_share_a_slab_and_death_releases_it(path: Path) -> No
     """F37: the kernel drops the lock, also after kill -9."""
     code = (
         "import sys, time; from pathlib import Path;"
-        "from racerd.store.device import open_file_device;"
+        "from racerd.store.file_device import open_file_device;"
         "device = open_file_device(Path(sys.argv[1])); print('locked', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)

@@ -13,7 +13,8 @@ from racerd.crc64 import crc64
 from racerd.ids import PageId
 from racerd.store import NotLent, RecordLoan, Store
 from racerd.store.buffers import aligned_buffer
-from racerd.store.device import DiskError, open_file_device
+from racerd.store.device import DiskError
+from racerd.store.file_device import open_file_device
 from racerd.store.geometry import BLOCK_BYTES
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
