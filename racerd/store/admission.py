@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from racerd.ids import PageId
+from racerd.store.catalog import halves
 from racerd.store.columns import U64, mixed
-from racerd.store.index import halves
 
 _SIGHTINGS = 1 << 16
 

@@ -19,11 +19,12 @@ import numpy as np
 from racerd.crc64 import crc64
 from racerd.errors import IntegrityError
 from racerd.store.buffers import aligned_buffer
+from racerd.store.catalog import NO_TOKEN
 from racerd.store.columns import Array
 from racerd.store.device import BlockDevice
 from racerd.store.engine import Engine
 from racerd.store.geometry import BLOCK_BYTES, SlabGeometry
-from racerd.store.index import NO_TOKEN, UNPROVEN
+from racerd.store.index import UNPROVEN
 from racerd.store.record import FORMAT_V2, SECTOR_BYTES, check_crc, stamp_crc
 from racerd.store.segments import SegmentState
 from racerd.units import round_up

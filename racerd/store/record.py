@@ -15,7 +15,7 @@ from racerd.crc64 import crc64
 from racerd.errors import IntegrityError, RacerError
 from racerd.ids import ObjectVersion, PageId
 from racerd.pages import Seal
-from racerd.store.index import unpack_identity
+from racerd.store.catalog import unpack_identity
 
 RECORD_MAGIC = b"RACERREC"
 TOMBSTONE_MAGIC = b"RACERDEL"

@@ -21,8 +21,8 @@ from racerd.errors import IntegrityError
 from racerd.ids import PageId
 from racerd.pages import CRC_BYTES, FRAMES_PER_PAGE_MAX, SALT_BYTES, TAG_BYTES, PageGeometry, Seal
 from racerd.store.buffers import copy
+from racerd.store.catalog import NO_TOKEN
 from racerd.store.geometry import BLOCK_BYTES, RECORD_FIXED_BYTES
-from racerd.store.index import NO_TOKEN
 from racerd.store.record import (
     FORMAT_V2,
     HEADER_BYTES_MAX,

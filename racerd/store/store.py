@@ -21,13 +21,13 @@ from types import TracebackType
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import PageGeometry, Seal, SealedPage
 from racerd.store.admission import Admission, EverythingAtFirstSight
+from racerd.store.catalog import halves
 from racerd.store.columns import U64, mixed
 from racerd.store.device import BlockDevice
 from racerd.store.disk import Disk
 from racerd.store.fates import damage, refusal
 from racerd.store.file_device import open_file_device
 from racerd.store.housekeeper import Housekeeper, Keeper, Work
-from racerd.store.index import halves
 from racerd.store.loan import NotLent, RecordLoan
 from racerd.store.notes import Selector
 from racerd.store.pins import Pins
