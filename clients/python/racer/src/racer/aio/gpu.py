@@ -7,8 +7,8 @@ call waits for it: when a call has ended, nothing writes to the caller's memory 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import NamedTuple
 
@@ -146,6 +146,12 @@ class AsyncStagingRing:
         self._room.release()
         await to_end(partial(self._slots.give_back, slot))
 
+    async def give_all_back(self, slots: Sequence[StagingSlot]) -> None:
+        """Also where a cancellation, or an error of one, comes in between."""
+        async with AsyncExitStack() as returning:
+            for slot in slots:
+                returning.push_async_callback(self.give_back, slot)
+
     async def aclose(self) -> None:
         """Frees the slots, those in use as they come back."""
         await to_end(self._slots.close)
@@ -170,8 +176,9 @@ class AsyncGpuSide:
     async def aclose(self) -> None:
         self._closed = True
         rings, self._rings = self._rings, {}
-        for ring in rings.values():
-            await ring.aclose()
+        async with AsyncExitStack() as closing:  # All of them, whatever comes of one.
+            for ring in rings.values():
+                closing.push_async_callback(ring.aclose)
 
     def _ring_for(self, device: Device) -> AsyncStagingRing:
         if self._closed:
@@ -273,8 +280,7 @@ async def _staged(read: AsyncRead, filling: Filling, ring: AsyncStagingRing) -> 
         try:
             await to_end(stream.close)
         finally:
-            for slot in used:
-                await ring.give_back(slot)
+            await ring.give_all_back(used)
 
 
 async def _unless_refused(

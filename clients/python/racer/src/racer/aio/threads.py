@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,14 +13,16 @@ T = TypeVar("T")
 async def to_end(function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Runs `function` on a thread and returns its result.
 
-    A cancelled caller waits until the thread is done with the caller's memory; a result that
-    nobody gets any more is passed to `undo`.
+    A cancelled caller waits until the thread is done with the caller's memory, however often it is
+    cancelled; a result that nobody gets any more is passed to `undo`.
     """
     running = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait({running})
-        if undo is not None and running.exception() is None:
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):  # Once more changes nothing.
+                await asyncio.wait({running})
+        if running.exception() is None and undo is not None:
             undo(running.result())
         raise
