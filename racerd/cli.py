@@ -2,7 +2,7 @@
 
 Layer: above app. Everything is validated before anything starts; all problems are printed at once.
 Exit status: 0 ended as asked, 1 could not serve (`doctor`: something failed), 2 settings or usage
-are wrong.
+are wrong, 141 whoever read the output closed it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from racerd import __version__
 from racerd.config import CacheSettings, Loaded, load_settings
@@ -23,12 +23,17 @@ from racerd.errors import ConfigError, RacerError
 from racerd.units import format_bytes
 
 _USAGE = 2
+_PIPE_CLOSED = 141  # What a shell makes of SIGPIPE.
 _COMMANDS = ("serve", "check-config", "doctor")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError([f"{message}; see racerd --help"])
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        """What --help and --version say."""
+        _say(message, end="")
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
@@ -114,8 +119,18 @@ def _doctor(loaded: Loaded, *, as_json: bool) -> int:
     from racerd.doctor.finding import exit_status
 
     findings = examine(loaded.settings)
-    print(report.as_json(findings) if as_json else report.as_text(findings))
+    _say(report.as_json(findings) if as_json else report.as_text(findings))
     return exit_status(findings)
+
+
+def _say(text: str, *, end: str = "\n") -> None:
+    """Prints, all of it at once. Ends the process where nobody reads it any more (`… | head`)."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        # Nothing is left to say, and nothing to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_PIPE_CLOSED)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flags = parse_flags(sys.argv[1:] if arguments is None else arguments)
         loaded = load_settings(flags, os.environ)
         if flags["command"] == "check-config":
-            print(describe(loaded))
+            _say(describe(loaded))
             return 0
         if flags["command"] == "doctor":
             return _doctor(loaded, as_json=flags["json"])

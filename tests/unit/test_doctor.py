@@ -396,3 +396,19 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--gpu=maybe", *flags]) == 2
     assert main(["check-config", "--json", *flags]) == 2
     assert "--json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["doctor", "--gpu=off"], ["check-config"], ["--help"]])
+def test_a_closed_pipe_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+    """`racerd doctor | head -1` ends like any command whose reader has enough, and says nothing."""
+    reading, writing = os.pipe()
+    os.close(reading)  # Whatever is printed meets a reader that is gone.
+    folders = [f"--state-dir={tmp_path}/state", f"--run-dir={tmp_path}/run"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "racerd", *arguments, *folders],
+            stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
