@@ -16,14 +16,15 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from racer import answers, bulk, requests
+from racer import bulk, questions
 from racer.bulk import SMALL_BYTES, BulkRead
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint
-from racer.errors import Closed, ProtocolError, RangeNotSatisfiable, VersionChanged
+from racer.errors import Closed, RangeNotSatisfiable, VersionChanged
 from racer.landing import Landing, Ring
 from racer.mapping import MappedObject
 from racer.memory import SharedMemory
+from racer.questions import Question, T, Url
 from racer.ranges import stop_of, within
 from racer.results import (
     Entry,
@@ -36,8 +37,8 @@ from racer.results import (
     Stat,
     Unpinned,
 )
-from racer.shared import SharedChunk
-from racer.sharing import share
+from racer.shared import SharedChunk, SharedPieces
+from racer.sharing import share, shared
 from racer.socket_path import SocketPlace
 from racer.streaming import get
 from racer.urls import RacerUrl
@@ -49,11 +50,9 @@ if TYPE_CHECKING:
 
 Buffer = bytearray | memoryview
 GpuArray = Any  # There is no type for "speaks DLPack, or has __cuda_array_interface__".
-Url = str | RacerUrl
 
 TIMEOUT_SECONDS = 300.0
 CONNECTIONS_MAX = 16
-_LIST_LIMIT = 1000
 
 
 class Client:
@@ -149,7 +148,27 @@ class Client:
         parsed = RacerUrl.parse_object(url)
         return share(self._endpoint(parsed.cache), parsed, offset, etag, self._deadline(timeout))
 
+    def shared(
+        self, url: Url, offset: int = 0, *, etag: str | None = None, timeout: float | None = None
+    ) -> SharedPieces:
+        """Returns what of an object its readers share already, from `offset` on, and its version.
+
+        One exchange, nothing is opened for it, and it gives a bounded number of pieces. Raises as
+        `share`. Close the result, or use it in a `with` block.
+        """
+        parsed = RacerUrl.parse_object(url)
+        return shared(self._endpoint(parsed.cache), parsed, offset, etag, self._deadline(timeout))
+
     # --- small questions --------------------------------------------------------------------
+
+    def _ask(self, question: Question[T], timeout: float | None) -> T:
+        answer = self._endpoint(question.cache).call(
+            question.request,
+            self._deadline(timeout),
+            about=question.about,
+            idempotent=question.idempotent,
+        )
+        return question.read(answer)
 
     def info(self, cache: str, *, timeout: float | None = None) -> Info:
         """What the daemon says about itself and about `cache`."""
@@ -162,12 +181,7 @@ class Client:
 
     def stat(self, url: Url, *, etag: str | None = None, timeout: float | None = None) -> Stat:
         """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
-        parsed = RacerUrl.parse_object(url)
-        request = requests.stat_request(parsed, etag)
-        answer = self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=str(parsed)
-        )
-        return answers.read_stat(parsed, answer.head)
+        return self._ask(questions.stat(url, etag), timeout)
 
     def list(
         self, url: Url, *, recursive: bool = True, timeout: float | None = None
@@ -175,20 +189,13 @@ class Client:
         """Yields what lies under a prefix (the URL's key, literally; often with a slash at the
         end), in the origin's order. Without `recursive`, one level: names up to the next slash.
         """
-        parsed = RacerUrl.parse(url)
-        endpoint = self._endpoint(parsed.cache)
         after: str | None = None
         while True:
-            request = requests.list_request(
-                parsed, delimiter=None if recursive else b"/", after=after, limit=_LIST_LIMIT
-            )
-            answer = endpoint.call(request, self._deadline(timeout), about=f"listing {parsed}")
-            listing = answers.read_listing(parsed, answer.body)
+            question = questions.listing(url, recursive=recursive, after=after)
+            listing = self._ask(question, timeout)
             yield from listing.entries
             if listing.after is None:
                 return
-            if listing.after == after:
-                raise ProtocolError(f"the listing of {parsed} does not get further")
             after = listing.after
 
     def prefetch(
@@ -201,50 +208,26 @@ class Client:
         timeout: float | None = None,
     ) -> Prefetched:
         """Has the daemon fetch a range into its cache; returns when it is there."""
-        parsed = RacerUrl.parse_object(url)
-        request = requests.prefetch_request(parsed, offset, stop_of(offset, length), etag)
-        answer = self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"prefetching {parsed}"
-        )
-        return answers.read_prefetched(answer.body)
+        return self._ask(questions.prefetch(url, offset, length, etag), timeout)
 
     def evict(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Evicted:
         """Drops every cached page of an object, or (`prefix`) of all objects under the URL."""
-        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = requests.evict_request(parsed, prefix=prefix)
-        answer = self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"evicting {parsed}", idempotent=False
-        )
-        return answers.read_evicted(answer.body)
+        return self._ask(questions.evict(url, prefix=prefix), timeout)
 
     def pin(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Pinned:
         """Spares an object, or (`prefix`) all under the URL, from eviction; also after a restart.
 
         Fetches nothing: see `prefetch`. Raises PinRefused where there is no room for the pin.
         """
-        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = requests.pin_request(parsed, prefix=prefix)
-        answer = self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"pinning {parsed}"
-        )
-        return answers.read_pinned(answer.body)
+        return self._ask(questions.pin(url, prefix=prefix), timeout)
 
     def unpin(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Unpinned:
         """Takes back just the `pin` that was made with these arguments."""
-        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = requests.unpin_request(parsed, prefix=prefix)
-        answer = self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"unpinning {parsed}", idempotent=False
-        )
-        return answers.read_unpinned(answer.body)
+        return self._ask(questions.unpin(url, prefix=prefix), timeout)
 
     def pins(self, cache: str, *, timeout: float | None = None) -> Pins:
         """All pins of `cache`, and how much more may be pinned."""
-        RacerUrl(cache)
-        answer = self._endpoint(cache).call(
-            requests.pins_request(), self._deadline(timeout), about=f"the pins of {cache}"
-        )
-        return answers.read_pins(cache, answer.body)
+        return self._ask(questions.pins(cache), timeout)
 
     def explain(
         self,
@@ -255,12 +238,7 @@ class Client:
         timeout: float | None = None,
     ) -> Explanation:
         """Which rung would serve each page now, and why not an earlier one."""
-        parsed = RacerUrl.parse_object(url)
-        request = requests.explain_request(parsed, offset, stop_of(offset, length))
-        answer = self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"explaining {parsed}"
-        )
-        return answers.read_explanation(parsed, answer.body)
+        return self._ask(questions.explain(url, offset, length), timeout)
 
     # --- reads ------------------------------------------------------------------------------
 

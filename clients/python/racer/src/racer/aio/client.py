@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from racer import answers, requests
+from racer import questions, requests
 from racer.aio.connection import AsyncConnection
 from racer.aio.endpoint import AsyncEndpoint
 from racer.aio.landing import AsyncLanding, AsyncMapping
@@ -19,17 +19,17 @@ from racer.aio.reads import AsyncRead, fill, get, in_order, into_fresh_memory
 from racer.aio.target import AsyncRing, AsyncTarget
 from racer.aio.threads import to_end
 from racer.bulk import SMALL_BYTES
-from racer.client import CONNECTIONS_MAX, TIMEOUT_SECONDS, Buffer, GpuArray, Url, may_be_gpu
+from racer.client import CONNECTIONS_MAX, TIMEOUT_SECONDS, Buffer, GpuArray, may_be_gpu
 from racer.deadline import Deadline
 from racer.errors import (
     Closed,
     Forked,
-    ProtocolError,
     RangeNotSatisfiable,
     VersionChanged,
 )
 from racer.mapping import MappedObject
 from racer.memory import SharedMemory
+from racer.questions import Question, T, Url
 from racer.ranges import stop_of, within
 from racer.results import (
     Entry,
@@ -42,15 +42,13 @@ from racer.results import (
     Stat,
     Unpinned,
 )
-from racer.shared import SharedChunk
-from racer.sharing import taken_over
+from racer.shared import SharedChunk, SharedPieces
+from racer.sharing import all_taken_over, taken_over
 from racer.socket_path import SocketPlace
 from racer.urls import RacerUrl
 
 if TYPE_CHECKING:
     from racer.aio.gpu import AsyncGpuBuffer, AsyncGpuSide
-
-_LIST_LIMIT = 1000
 
 
 class AsyncClient:
@@ -122,6 +120,15 @@ class AsyncClient:
 
     # --- small questions --------------------------------------------------------------------
 
+    async def _ask(self, question: Question[T], timeout: float | None) -> T:
+        answer = await self._endpoint(question.cache).call(
+            question.request,
+            self._deadline(timeout),
+            about=question.about,
+            idempotent=question.idempotent,
+        )
+        return question.read(answer)
+
     async def info(self, cache: str, *, timeout: float | None = None) -> Info:
         """What the daemon says about itself and about `cache`."""
         RacerUrl(cache)
@@ -140,8 +147,22 @@ class AsyncClient:
 
         async def exchange(connection: AsyncConnection) -> SharedChunk:
             await connection.send(requests.share_request(parsed, offset, etag), deadline)
-            answer, descriptor = await connection.receive_with_descriptor(deadline)
-            return taken_over(answer, descriptor, parsed, offset, etag)
+            answer, descriptors = await connection.receive_with_descriptors(deadline)
+            return taken_over(answer, descriptors, parsed, offset, etag)
+
+        return await self._endpoint(parsed.cache).attempt(exchange, deadline)
+
+    async def shared(
+        self, url: Url, offset: int = 0, *, etag: str | None = None, timeout: float | None = None
+    ) -> SharedPieces:
+        """Returns what of an object its readers share already; see `Client.shared`."""
+        parsed = RacerUrl.parse_object(url)
+        deadline = self._deadline(timeout)
+
+        async def exchange(connection: AsyncConnection) -> SharedPieces:
+            await connection.send(requests.shared_request(parsed, offset, etag), deadline)
+            answer, descriptors = await connection.receive_with_descriptors(deadline)
+            return all_taken_over(answer, descriptors, parsed, etag)
 
         return await self._endpoint(parsed.cache).attempt(exchange, deadline)
 
@@ -149,34 +170,20 @@ class AsyncClient:
         self, url: Url, *, etag: str | None = None, timeout: float | None = None
     ) -> Stat:
         """Size and version of an object. With `etag`, raises VersionChanged unless it is that."""
-        parsed = RacerUrl.parse_object(url)
-        request = requests.stat_request(parsed, etag)
-        answer = await self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=str(parsed)
-        )
-        return answers.read_stat(parsed, answer.head)
+        return await self._ask(questions.stat(url, etag), timeout)
 
     async def list(
         self, url: Url, *, recursive: bool = True, timeout: float | None = None
     ) -> AsyncGenerator[Entry]:
         """Yields what lies under a prefix; see `Client.list`."""
-        parsed = RacerUrl.parse(url)
-        endpoint = self._endpoint(parsed.cache)
         after: str | None = None
         while True:
-            request = requests.list_request(
-                parsed, delimiter=None if recursive else b"/", after=after, limit=_LIST_LIMIT
-            )
-            answer = await endpoint.call(
-                request, self._deadline(timeout), about=f"listing {parsed}"
-            )
-            listing = answers.read_listing(parsed, answer.body)
+            question = questions.listing(url, recursive=recursive, after=after)
+            listing = await self._ask(question, timeout)
             for entry in listing.entries:
                 yield entry
             if listing.after is None:
                 return
-            if listing.after == after:
-                raise ProtocolError(f"the listing of {parsed} does not get further")
             after = listing.after
 
     async def prefetch(
@@ -189,54 +196,30 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Prefetched:
         """Has the daemon fetch a range into its cache; returns when it is there."""
-        parsed = RacerUrl.parse_object(url)
-        request = requests.prefetch_request(parsed, offset, stop_of(offset, length), etag)
-        answer = await self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"prefetching {parsed}"
-        )
-        return answers.read_prefetched(answer.body)
+        return await self._ask(questions.prefetch(url, offset, length, etag), timeout)
 
     async def evict(
         self, url: Url, *, prefix: bool = False, timeout: float | None = None
     ) -> Evicted:
         """Drops every cached page of an object, or (`prefix`) of all objects under the URL."""
-        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = requests.evict_request(parsed, prefix=prefix)
-        answer = await self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"evicting {parsed}", idempotent=False
-        )
-        return answers.read_evicted(answer.body)
+        return await self._ask(questions.evict(url, prefix=prefix), timeout)
 
     async def pin(self, url: Url, *, prefix: bool = False, timeout: float | None = None) -> Pinned:
         """Spares an object, or (`prefix`) all under the URL, from eviction; also after a restart.
 
         Fetches nothing: see `prefetch`. Raises PinRefused where there is no room for the pin.
         """
-        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = requests.pin_request(parsed, prefix=prefix)
-        answer = await self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"pinning {parsed}"
-        )
-        return answers.read_pinned(answer.body)
+        return await self._ask(questions.pin(url, prefix=prefix), timeout)
 
     async def unpin(
         self, url: Url, *, prefix: bool = False, timeout: float | None = None
     ) -> Unpinned:
         """Takes back just the `pin` that was made with these arguments."""
-        parsed = RacerUrl.parse(url) if prefix else RacerUrl.parse_object(url)
-        request = requests.unpin_request(parsed, prefix=prefix)
-        answer = await self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"unpinning {parsed}", idempotent=False
-        )
-        return answers.read_unpinned(answer.body)
+        return await self._ask(questions.unpin(url, prefix=prefix), timeout)
 
     async def pins(self, cache: str, *, timeout: float | None = None) -> Pins:
         """All pins of `cache`, and how much more may be pinned."""
-        RacerUrl(cache)
-        answer = await self._endpoint(cache).call(
-            requests.pins_request(), self._deadline(timeout), about=f"the pins of {cache}"
-        )
-        return answers.read_pins(cache, answer.body)
+        return await self._ask(questions.pins(cache), timeout)
 
     async def explain(
         self,
@@ -247,12 +230,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Explanation:
         """Which rung would serve each page now, and why not an earlier one."""
-        parsed = RacerUrl.parse_object(url)
-        request = requests.explain_request(parsed, offset, stop_of(offset, length))
-        answer = await self._endpoint(parsed.cache).call(
-            request, self._deadline(timeout), about=f"explaining {parsed}"
-        )
-        return answers.read_explanation(parsed, answer.body)
+        return await self._ask(questions.explain(url, offset, length), timeout)
 
     # --- reads ------------------------------------------------------------------------------
 
