@@ -120,7 +120,16 @@ class WorkerLink:
         if not self.alive:
             raise lost(self.fatal)
         self._waiting[number] = (future, time.monotonic())
-        self.send(message, *descriptors)
+        try:
+            self.send(message, *descriptors)
+        except OSError as error:
+            del self._waiting[number]  # Else it would look as if the worker owed an answer.
+            raise DeviceError(
+                "gpu_unavailable",
+                f"a descriptor cannot be handed to the GPU's worker: {error.strerror}",
+                native=error.errno or 0,
+                hint="raise the limit of open files of racerd's service",
+            ) from error
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -16,9 +16,10 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from racerd.errors import ConfigError, DeviceError, RequestError, ResourceError
+from racerd.gpu.device import GpuDevice
 from racerd.gpu.identity import uuid_digits, uuid_text
 from racerd.gpu.probe import FoundGpu, FoundGpus, find_gpus
-from racerd.gpu.supervisor import ArenaShape, GpuDevice, GpuSettings
+from racerd.gpu.settings import ArenaShape, GpuSettings
 from racerd.telemetry import Metrics
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from functools import partial
 from racerd.crypto.keyring import Keyring
 from racerd.crypto.sealing import PageOpener
 from racerd.errors import DeviceError, IntegrityError
-from racerd.gpu.supervisor import GpuDevice, GpuTarget, PageRead, SealedFrames
+from racerd.gpu.device import GpuDevice, GpuTarget
+from racerd.gpu.reads import PageRead, SealedFrames
 from racerd.ids import PageId
 from racerd.pages import TAG_BYTES, PageGeometry, Seal
 from racerd.read.delivery import page_key

@@ -21,7 +21,8 @@ from functools import partial
 
 from racerd.crypto.sealing import wipe
 from racerd.errors import DeviceError, IntegrityError, RacerError, ResourceError, Retry
-from racerd.gpu.supervisor import GpuDevice, PageRead
+from racerd.gpu.device import GpuDevice
+from racerd.gpu.reads import PageRead
 from racerd.ids import ObjectVersion, PageId
 from racerd.pages import TAG_BYTES
 from racerd.read.flight import FlightKey

@@ -8,8 +8,8 @@ worker has unmapped it, which is what lets an exporter free (F89).
 from __future__ import annotations
 
 from racerd.errors import RacerError, RequestError, ResourceError
+from racerd.gpu.device import GpuDevice, GpuTarget
 from racerd.gpu.node import GpuNode
-from racerd.gpu.supervisor import GpuDevice, GpuTarget
 from racerd.read.gpu_disk import GpuDestination
 from racerd.read.gpu_pages import as_told, wait_ready
 from racerd.runtime.deadline import Deadline

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from racerd.errors import DeviceError, RacerError
-from racerd.gpu.supervisor import GpuSettings
+from racerd.gpu.settings import GpuSettings
 from racerd.gpu.worker.cufile_errors import MEANINGS, UNKNOWN, Remedy, meaning
 from racerd.units import KIB
 from tests.support.gpu_rig import (

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from racerd.errors import DeviceError, RacerError
-from racerd.gpu.supervisor import GpuTarget
+from racerd.gpu.device import GpuTarget
 from racerd.units import KIB
 from tests.support.gpu_rig import (
     GpuMemory,
@@ -114,6 +116,55 @@ def test_a_fault_at_any_call(call: str, monkeypatch: pytest.MonkeyPatch) -> None
                     await _healthy(rig)
                     second = await _one_read(rig, memory)
                 assert second is None
+
+    asyncio.run(main())
+
+
+def test_a_defect_in_one_read_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7: whatever one read raises, memory is not free as long as the GPU reads for another."""
+    hold = Hold(tmp_path, monkeypatch)
+
+    async def main() -> None:
+        async with gpu_rig() as rig:
+            with GpuMemory() as memory:
+                target = await rig.device.import_target(memory.send(), memory.size)
+                page = rig.page()
+                good = page.read(0)
+                defect = replace(good, frames=replace(good.frames, crcs=(1 << 64,)))
+                reading = asyncio.ensure_future(rig.device.read(target, [good, defect]))
+                await hold.reached()
+                assert not reading.done()
+                hold.lift()
+                with pytest.raises(OverflowError):
+                    await reading
+                assert memory.bytes(0, 64 * KIB) == page.plaintext
+                await rig.device.release_target(target)
+
+    asyncio.run(main())
+
+
+def test_a_descriptor_that_cannot_be_handed_over_fails_that_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F93: at the limit of open files the worker is not blamed, and serves on."""
+
+    def at_the_limit(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def main() -> None:
+        async with gpu_rig() as rig:
+            with GpuMemory() as memory:
+                descriptor = memory.send()
+                with monkeypatch.context() as limited:
+                    limited.setattr("racerd.gpu.link.os.dup", at_the_limit)
+                    with pytest.raises(DeviceError, match="cannot be handed") as caught:
+                        await rig.device.import_target(descriptor, memory.size)
+                assert caught.value.code == "gpu_unavailable"
+                pid = rig.device.worker_pid
+                assert await _one_read(rig, memory) is None
+                assert rig.device.worker_pid == pid
 
     asyncio.run(main())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from racerd.errors import DeviceError, IntegrityError, RequestError
-from racerd.gpu.supervisor import GpuTarget
+from racerd.gpu.device import GpuTarget
 from racerd.units import KIB, MIB
 from tests.support.gpu_rig import (
     GEOMETRY,

@@ -21,7 +21,9 @@ import pytest
 
 from racerd.crypto.epoch_key import EpochKey
 from racerd.crypto.sealing import PageOpener, PageSealer
-from racerd.gpu.supervisor import ArenaShape, GpuDevice, GpuSettings, PageRead, SealedFrames
+from racerd.gpu.device import GpuDevice
+from racerd.gpu.reads import PageRead, SealedFrames
+from racerd.gpu.settings import ArenaShape, GpuSettings
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import TAG_BYTES, PageGeometry, Seal
 from racerd.runtime.arena import FrameArena

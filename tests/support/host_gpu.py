@@ -21,7 +21,8 @@ from racerd.crc64 import crc64
 from racerd.errors import DeviceError, IntegrityError, RacerError, RequestError, Retry
 from racerd.gpu.identity import uuid_text
 from racerd.gpu.node import GpuNode
-from racerd.gpu.supervisor import ArenaShape, GpuSettings, PageRead
+from racerd.gpu.reads import PageRead
+from racerd.gpu.settings import ArenaShape, GpuSettings
 from racerd.runtime.arena import FrameArena
 from racerd.telemetry import Metrics
 from racerd.units import MIB
@@ -40,7 +41,7 @@ class HostGpuTarget:
 
 
 class HostGpu:
-    """Stands for `racerd.gpu.supervisor.GpuDevice`."""
+    """Stands for `racerd.gpu.device.GpuDevice`."""
 
     staging_bytes = 1 * MIB
     retry_after_seconds = 1.0

@@ -15,11 +15,9 @@ without one. Staging never exceeds `staging_bytes`.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from queue import SimpleQueue
@@ -29,26 +27,15 @@ from cuda.bindings import driver as cuda
 
 from racerd.errors import DeviceError
 from racerd.gpu import layout
-from racerd.gpu.protocol import Done, Failed, ReadPage
-from racerd.gpu.worker.batch import BLOCK_BYTES, FRAMES_MAX, PAGES_MAX, JobBlock, Place
+from racerd.gpu.protocol import Done, Failed
+from racerd.gpu.worker.batch import JobBlock, Place
 from racerd.gpu.worker.driver import CudaError, Device, call
 from racerd.gpu.worker.kernels import Kernels
-from racerd.gpu.worker.memory import DeviceBuffer, ImportedTarget, PinnedBuffer, SharedArena
+from racerd.gpu.worker.lane import SECRET_BYTES, Lane, Page
+from racerd.gpu.worker.memory import DeviceBuffer, SharedArena
+from racerd.gpu.worker.verdicts import failed, judge
 
 LANES = 3  # One copies, one computes, one is being filled or answered.
-
-_SECRET_BYTES = BLOCK_BYTES + PAGES_MAX * layout.RECORD_TABLES_BYTES
-_CORRUPT: dict[int, str] = {layout.Verdict.CRC: "corrupt_crc", layout.Verdict.TAG: "corrupt_tag"}
-
-
-@dataclass(eq=False, slots=True)
-class Page:
-    """A read on its way. `answer` is called exactly once, on any thread."""
-
-    read: ReadPage
-    target: ImportedTarget
-    answer: Callable[[Done | Failed], None]
-    staging: int | None = None  # the slot that holds, or will hold, its ciphertext
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,44 +61,6 @@ class StagingObserver(Protocol):
     def staging_made(self, address: int, size: int) -> None: ...
 
     def staging_gone(self, address: int) -> None: ...
-
-
-class Lane:
-    """What one batch needs: a stream, an event, the job block twice, tables and verdicts."""
-
-    def __init__(self) -> None:
-        with ExitStack() as undo:
-            flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-            self.stream = call(cuda.cuStreamCreate, flags)
-            undo.callback(call, cuda.cuStreamDestroy, self.stream)
-            event_flags = (
-                cuda.CUevent_flags.CU_EVENT_BLOCKING_SYNC
-                | cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
-            )
-            self.event = call(cuda.cuEventCreate, event_flags)
-            undo.callback(call, cuda.cuEventDestroy, self.event)
-            self.block = self._kept(undo, PinnedBuffer(BLOCK_BYTES))
-            self.verdicts = self._kept(undo, PinnedBuffer(FRAMES_MAX * layout.VERDICT_BYTES))
-            self.device_block = self._kept(undo, DeviceBuffer(_SECRET_BYTES))
-            self.device_verdicts = self._kept(undo, DeviceBuffer(FRAMES_MAX * layout.VERDICT_BYTES))
-            self._undo = undo.pop_all()
-        self.pages: list[Page] = []
-        self.secret_bytes = 0  # of the host's job block, to wipe when the batch is done
-
-    @staticmethod
-    def _kept(undo: ExitStack, buffer: Any) -> Any:
-        undo.callback(buffer.close)
-        return buffer
-
-    @property
-    def tables_address(self) -> int:
-        return int(self.device_block.address) + BLOCK_BYTES
-
-    def wipe_host_block(self) -> None:
-        ctypes.memset(self.block.address, 0, self.secret_bytes)
-
-    def close(self) -> None:
-        self._undo.close()
 
 
 class Opener:
@@ -304,7 +253,7 @@ class Opener:
             tables=tables,
             verdicts=lane.device_verdicts.address,
         )
-        call(cuda.cuMemsetD8Async, lane.device_block.address, 0, _SECRET_BYTES, stream)
+        call(cuda.cuMemsetD8Async, lane.device_block.address, 0, SECRET_BYTES, stream)
         call(
             cuda.cuMemcpyDtoHAsync,
             lane.verdicts.address, lane.device_verdicts.address, verdict_bytes, stream,
@@ -326,10 +275,10 @@ class Opener:
         """A batch that could not be queued whole: what was queued runs out, then all fail."""
         if error.sticky:
             raise error
-        call(cuda.cuMemsetD8Async, lane.device_block.address, 0, _SECRET_BYTES, lane.stream)
+        call(cuda.cuMemsetD8Async, lane.device_block.address, 0, SECRET_BYTES, lane.stream)
         call(cuda.cuStreamSynchronize, lane.stream)
         lane.wipe_host_block()
-        self._finish(lane, [_failed(page.read, error) for page in lane.pages])
+        self._finish(lane, [failed(page.read, error) for page in lane.pages])
 
     def _refuse_all(self, problem: CudaError) -> None:
         """No memory for lanes or staging: reads fail instead of waiting for it."""
@@ -337,7 +286,7 @@ class Opener:
         for page in pages:
             if page.staging is not None:
                 self._free_staging.append(page.staging)
-            page.answer(_failed(page.read, problem))
+            page.answer(failed(page.read, problem))
         self._refusals += 1
         self._changed.notify_all()
         self._changed.wait_for(lambda: not self._staging_waiters)
@@ -386,7 +335,7 @@ class Opener:
             at, answers = 0, []
             for page in lane.pages:
                 count = page.read.frame_count
-                answers.append(_judge(page.read, list(words[at : at + count])))
+                answers.append(judge(page.read, list(words[at : at + count])))
                 at += count
             words.release()
             self._finish(lane, answers)
@@ -401,32 +350,3 @@ class Opener:
             self._changed.notify_all()
         for page, answer in zip(pages, answers, strict=True):
             page.answer(answer)
-
-
-def _failed(read: ReadPage, error: CudaError) -> Failed:
-    return Failed(read.request, error.code, error.message, error.hint, error.native)
-
-
-def _judge(read: ReadPage, words: list[int]) -> Done | Failed:
-    """The answer that a page's verdict words demand: Done only where all of them say OK."""
-    bad = tuple(i for i, word in enumerate(words) if word != layout.Verdict.OK)
-    if not bad:
-        return Done(read.request)
-    word = words[bad[0]]
-    code = _CORRUPT.get(word)
-    if code is None:
-        return Failed(
-            read.request,
-            "gpu_error",
-            f"the kernel left {word:#x} where its verdict belongs",
-            "report it with the GPU's name and driver version; the host path is taken",
-            native=0,
-        )
-    return Failed(
-        read.request,
-        code,
-        f"{len(bad)} of {len(words)} frames do not verify on the GPU",
-        "the copy is dropped and another source is asked; if it repeats, check disk and memory",
-        native=0,
-        frames=bad,
-    )

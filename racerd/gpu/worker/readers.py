@@ -28,7 +28,8 @@ from racerd.gpu.worker.cufile import (
 )
 from racerd.gpu.worker.cufile_errors import SHORT, Meaning, Remedy, meaning
 from racerd.gpu.worker.driver import Device
-from racerd.gpu.worker.opener import Opener, Page
+from racerd.gpu.worker.lane import Page
+from racerd.gpu.worker.opener import Opener
 
 
 @dataclass(eq=False, slots=True)

@@ -40,8 +40,9 @@ from racerd.gpu.protocol import (
 from racerd.gpu.worker.batch import problem_with
 from racerd.gpu.worker.driver import CudaError, Device
 from racerd.gpu.worker.kernels import Kernels
+from racerd.gpu.worker.lane import Page
 from racerd.gpu.worker.memory import ImportedTarget, SharedArena
-from racerd.gpu.worker.opener import Opener, Page, Sizes
+from racerd.gpu.worker.opener import Opener, Sizes
 from racerd.gpu.worker.readers import CuFileReaders
 
 EXIT_LOST = 70

@@ -17,7 +17,7 @@ import uvloop
 
 from racerd.crypto.keyring import drop_epoch, rotate_key_file
 from racerd.errors import DeviceError, IntegrityError, RacerError, ResourceError
-from racerd.gpu.supervisor import PageRead
+from racerd.gpu.reads import PageRead
 from racerd.ids import PageId
 from racerd.read.gpu_disk import GpuDestination
 from racerd.read.request import ReadReport
