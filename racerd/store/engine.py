@@ -109,7 +109,7 @@ class Engine:
     # Reading
 
     def contains(self, page: PageId) -> bool:
-        return self.index.find(page) != NOTHING
+        return self._ledger.index.find(page) != NOTHING
 
     def is_v1(self, page: PageId) -> bool:
         return self._ledger.flagged(page, ROW_V1)
