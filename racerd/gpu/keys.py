@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 KEY_BYTES = 32
 NONCE_BYTES = 12
 BLOCK_BYTES = 16
-SCHEDULE_BYTES = 240
 
 _KEY_WORDS = Struct(">8I")
 _SCHEDULE_WORDS = Struct(">60I")

@@ -274,15 +274,16 @@ class Disk:
             if fence:
                 mount.recovery.fences.append(selector)
             live.engine.cancel(selector)
-        dropped = self._drop_selected(live, selector)
+        dropped = self._drop_selected(mount, selector)
         live.changed = True
         self._metrics.store_evicted_pages.labels(self.label, "asked").inc(len(dropped))
         fenced = selector if fence else None
         self.upkeep.ask(mount, lambda: self.upkeep.make_durable(live, fenced))
         return len(dropped), sum(each.record_bytes for each in dropped)
 
-    def _drop_selected(self, live: LiveSlab, selector: Selector) -> list[Dropped]:
+    def _drop_selected(self, mount: Mount, selector: Selector) -> list[Dropped]:
         """In steps, so that the lock is never held for long."""
+        live, keeps_up = mount.live, True
         everything: list[Dropped] = []
         cursor: int | None = 0
         while cursor is not None:
@@ -290,6 +291,9 @@ class Disk:
                 dropped, cursor = live.engine.drop_some(selector, cursor)
             live.tombstones.add(dropped)
             everything += dropped
+            if keeps_up and live.tombstones.crowded:
+                asked = self.upkeep.ask(mount, live.tombstones.bury)
+                keeps_up = asked and not live.tombstones.crowded
         return everything
 
     def checkpoint(self) -> None:

@@ -3,13 +3,14 @@
 Layer: store; thread-safe. A dropped record keeps its segment pinned until its tombstone is on the
 medium, so that the tombstone cannot hit what comes there next. While the disk fails they wait for
 it to come back; the oldest are given up beyond a bound, which costs no more than that a dropped
-page may be found again after a restart without a checkpoint.
+page may be found again after a restart without a checkpoint. Who drops many has them written on
+the way, as soon as they are `crowded`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from racerd.store.claims import Dropped
 from racerd.store.device import DiskError
@@ -36,12 +37,24 @@ class Tombstones:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so many wait that some should be written before there are many more."""
+        return len(self._waiting) > TOMBSTONES_MAX // 2
+
     def add(self, dropped: Iterable[Dropped]) -> None:
         with self._lock:
             self._waiting += dropped
             while len(self._waiting) > TOMBSTONES_MAX:
                 self._engine.tombstone_done(self._waiting.pop(0))
                 self.given_up += 1
+
+    def bury_all(self, dropped: Sequence[Dropped]) -> None:
+        """Adds any number and writes them, on the disk's own thread; what fails waits."""
+        portion = max(1, TOMBSTONES_MAX // 2)
+        for start in range(0, len(dropped), portion):
+            self.add(dropped[start : start + portion])
+            self.bury()
 
     def bury(self) -> bool:
         """Writes what waits, on the disk's own thread. Returns whether all of it is written."""

@@ -77,8 +77,8 @@ class Upkeep:
         if not self._keeper.stop(self._settings.wait_seconds_max):
             log.warning("%s does not answer: it is left as it is and recovered later", self._label)
 
-    def ask(self, mount: Mount, call: Callable[[], None]) -> None:
-        """Runs `call` on the thread while `mount` is in use; gives up waiting after a while."""
+    def ask(self, mount: Mount, call: Callable[[], object]) -> bool:
+        """Runs `call` on the thread while `mount` is in use; False if it did not end in time."""
 
         def run() -> None:
             if self.mount is not mount:
@@ -88,7 +88,7 @@ class Upkeep:
             except DiskError as error:
                 log.warning("%s: %s; %s", self._label, error.message, error.hint)
 
-        self._keeper.ask(run, self._settings.wait_seconds_max)
+        return self._keeper.ask(run, self._settings.wait_seconds_max)
 
     def set_quotas(self, quotas: Mapping[str, int]) -> None:
         """Slab bytes that each cache may take, also when the slab is opened again."""
@@ -187,7 +187,7 @@ class Upkeep:
             mount.recovery.run(mount.checkpoints.read_latest(), self._breathe)
             if self._keeper.stopping:
                 return
-            live.tombstones.add(mount.recovery.losers)
+            live.tombstones.bury_all(mount.recovery.losers)
             self._after_recovery(mount)
         except DiskError as error:
             self._watch.count(error)

@@ -11,12 +11,12 @@ import pytest
 from racerd.errors import ResourceError, Retry
 from racerd.ids import PageId
 from racerd.pages import PageGeometry
-from racerd.store import Store, StoreSettings
+from racerd.store import Store, StoreSettings, engine, tombstones
 from racerd.store.buffers import aligned_buffer
 from racerd.store.claims import Reservation
 from racerd.store.device import BlockDevice
 from racerd.store.geometry import BLOCK_BYTES, NOTES_OFFSETS, SUPERBLOCK_OFFSETS
-from racerd.store.notes import Selector
+from racerd.store.notes import Notes, Selector
 from racerd.store.superblock import SUPERBLOCK_MAGIC
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
@@ -526,6 +526,36 @@ def test_a_checkpoint_that_does_not_fit_is_completed_by_scanning(rig: Rig) -> No
     progress = store.disks[0].progress
     assert progress.pages_from_checkpoint > 0 and progress.pages_from_scan > 0
     assert rig.found(store, tiny) == tiny
+
+
+@pytest.fixture
+def few_tombstones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if each page of these tests were a hundred."""
+    monkeypatch.setattr(tombstones, "TOMBSTONES_MAX", 8)
+    monkeypatch.setattr(engine, "_STEP_PAGES", 2)
+
+
+@pytest.mark.usefixtures("few_tombstones")
+def test_an_eviction_of_more_pages_than_tombstones_may_wait_is_for_good(rig: Rig) -> None:
+    """F29: they are written on the way, on a disk that is well; none is given up."""
+    store = rig.filled()
+    store.checkpoint()
+    assert store.evict_object(version().object_id)[0] == 30
+    assert store.disks[0]._live.tombstones.given_up == 0
+    assert rig.found(rig.start()) == PAGES[-1:]
+
+
+@pytest.mark.usefixtures("few_tombstones")
+def test_a_noted_eviction_of_many_pages_is_for_good(rig: Rig) -> None:
+    """F29, F37: of what the checkpoint had of it, every record gets its tombstone."""
+    store = rig.filled()
+    store.checkpoint()
+    live = store.disks[0]._live
+    fence = Selector("models", "bucket", version().object_id.key, exact=True)
+    live.slab.write_notes(Notes(sequence=live.slab.notes.sequence + 1, fences=(fence,)))
+    store = rig.start()
+    assert store.disks[0].notes.fences == () and store.disks[0]._live.tombstones.given_up == 0
+    assert rig.found(rig.start()) == PAGES[-1:]
 
 
 def test_pins_survive_everything(rig: Rig) -> None:
