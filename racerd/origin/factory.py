@@ -6,6 +6,7 @@ Layer: origin. Making an origin reads its CA bundle and nothing else; connection
 from __future__ import annotations
 
 import logging
+from functools import partial
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from racerd.config.origin_options import OriginOptions
@@ -22,6 +23,7 @@ from racerd.origin.obstore_requests import Requests
 from racerd.origin.protocol import Origin
 from racerd.origin.retries import Retries
 from racerd.origin.s3_listing import S3Lister
+from racerd.origin.signed_bodies import SignedBodies
 from racerd.origin.stores import Stores
 from racerd.telemetry import Metrics
 
@@ -47,7 +49,7 @@ def make_origin(url: str, options: OriginOptions, *, cache: str, metrics: Metric
             )
             origin = HttpOrigin(url, _client(options, cache), retries, settings)
         case "s3" | "gs" | "az":
-            origin = _object_store(url, options, cache, retries)
+            origin = _object_store(url, options, cache, retries, metrics)
             if parts.netloc and parts.scheme != "az":
                 buckets = buckets or (parts.netloc,)  # s3://bucket: the only one there is.
         case scheme:
@@ -63,7 +65,7 @@ def why_unusable_now(url: str) -> str:
 
 
 def _object_store(
-    url: str, options: OriginOptions, cache: str, retries: Retries
+    url: str, options: OriginOptions, cache: str, retries: Retries, metrics: Metrics
 ) -> ObjectStoreOrigin:
     stores = Stores(url, options)
     try:
@@ -79,7 +81,27 @@ def _object_store(
         )
     else:
         lister = ObstoreLister(cache, stores, requests, retries)
-    return ObjectStoreOrigin(stores, requests, retries, lister)
+    signed_bodies = None
+    plain = (stores.endpoint or "").startswith("http:")
+    if stores.scheme == "s3" and plain and not options.anonymous:  # Who has no key signs nothing.
+        signed_bodies = SignedBodies(
+            _client(options, cache),
+            stores,
+            requests,
+            retries,
+            bytes_per_second_min=options.progress_bytes_per_second_min,
+            on_given_up=partial(_say_given_up, where, metrics),
+        )
+    return ObjectStoreOrigin(stores, requests, retries, lister, signed_bodies)
+
+
+def _say_given_up(where: str, metrics: Metrics, status: int) -> None:
+    metrics.fallbacks.labels("signed_url", "refused").inc()
+    _LOG.warning(
+        "%s refuses signed URLs (status %d): bodies come through obstore, which takes more CPU",
+        where,
+        status,
+    )
 
 
 def _directory(root: bytes, metrics: Metrics) -> DirectoryOrigin:

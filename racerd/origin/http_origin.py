@@ -21,18 +21,16 @@ from racerd.ids import ObjectId, ObjectVersion
 from racerd.origin.buffers import fresh_buffer
 from racerd.origin.call import Call
 from racerd.origin.etags import as_etag, derived_etag
-from racerd.origin.failures import Transient, broken_protocol, unavailable, version_changed
-from racerd.origin.http_client import HttpClient, Pace, Request, Response, split_url
+from racerd.origin.failures import broken_protocol
+from racerd.origin.http_client import HttpClient, Request, Response, split_url
 from racerd.origin.http_redirects import following
 from racerd.origin.http_status import NO_HEAD, failure_of
 from racerd.origin.names import check_nameable, encoded
-from racerd.origin.parts import PartHead, check_part, parse_content_range
+from racerd.origin.parts import parse_content_range
 from racerd.origin.protocol import CancelToken, ListedObject, ListedPrefix
 from racerd.origin.retries import Retries
+from racerd.origin.transfer import Transfer
 from racerd.runtime.deadline import Deadline
-from racerd.units import MIB
-
-_RECEIVE_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,16 @@ class HttpOrigin:
     ) -> memoryview:
         call = Call(deadline, cancel, "fetching")
         buffer = fresh_buffer(stop - start) if room is None else room[: stop - start]
-        transfer = _Transfer(self, version, start, buffer, call)
+        object_id = version.object_id
+        transfer = Transfer(
+            version,
+            start,
+            buffer,
+            where=self.description,
+            ask=lambda fields: self.ask("GET", object_id, fields, call),
+            failure=lambda response: self.failure(response, object_id),
+            bytes_per_second_min=self.settings.progress_bytes_per_second_min,
+        )
         self._retries.run(transfer.attempt, call, lambda: transfer.offset)
         return transfer.buffer
 
@@ -171,72 +178,6 @@ class HttpOrigin:
 
     def list_buckets(self, *, deadline: Deadline) -> list[str] | None:
         return None
-
-
-class _Transfer:
-    """One fetch: a buffer that fills over as many attempts as it takes, never from the start."""
-
-    def __init__(
-        self, origin: HttpOrigin, version: ObjectVersion, start: int, buffer: memoryview, call: Call
-    ) -> None:
-        self._origin = origin
-        self._version = version
-        self._start = start
-        self._stop = start + len(buffer)
-        self._call = call
-        self.offset = start
-        self.buffer = buffer
-
-    def attempt(self) -> None:
-        """Receives from `offset` on. Raises Transient where that ended before `stop`."""
-        object_id, where = self._version.object_id, self._origin.description
-        with self._origin.ask("GET", object_id, self._fields(), self._call) as response:
-            head = self._head(response)
-            usable = check_part(self._version, self.offset, self._stop, head, where)
-            self._receive(response, usable)
-        if self.offset < self._stop:
-            raise Transient("short_range", broken_protocol("it shortens ranges", where))
-
-    def _fields(self) -> dict[str, str]:
-        fields = {"Range": f"bytes={self.offset}-{self._stop - 1}"}
-        if not self._version.weak:
-            fields["If-Match"] = self._version.etag
-        elif self._version.origin_token is not None:
-            fields["If-Unmodified-Since"] = self._version.origin_token
-        return fields
-
-    def _head(self, response: Response) -> PartHead:
-        etag, modified = as_etag(response.field("ETag")), response.field("Last-Modified")
-        if response.status in (412, 416):
-            # Nothing past the end is ever asked for: 416 says that the object shrank (F49).
-            raise version_changed(self._version.object_id, self._version.etag, etag)
-        if response.status == 200 and response.content_length is not None:
-            return PartHead(
-                False, 0, response.content_length, response.content_length, etag, modified
-            )
-        if response.status == 206:
-            parsed = parse_content_range(response.field("Content-Range"))
-            if parsed is not None and response.content_length in (None, parsed[1] - parsed[0]):
-                return PartHead(True, *parsed, etag, modified)
-        if response.status in (200, 206):
-            raise broken_protocol(
-                f"status {response.status} with a length that is missing or wrong",
-                self._origin.description,
-            )
-        raise self._origin.failure(response, self._version.object_id)
-
-    def _receive(self, response: Response, usable: int) -> None:
-        where = self._origin.description
-        pace = Pace(self._origin.settings.progress_bytes_per_second_min)
-        while self.offset < usable:
-            at = self.offset - self._start
-            room = self.buffer[at : min(usable - self._start, at + _RECEIVE_BYTES)]
-            count = response.receive_into(room)
-            if count == 0:
-                raise Transient("short_body", unavailable("the body ended early", where))
-            self.offset += count
-            if not pace.add(count) and self.offset < usable:
-                raise Transient("slow", unavailable("it sends too slowly", where))
 
 
 def _is_encoded(response: Response) -> bool:

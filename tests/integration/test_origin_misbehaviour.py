@@ -43,6 +43,7 @@ SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCY"
 OBJECT = ObjectId("cache", "bucket", b"model/weights")
 SCHEMES = ("http", "s3", "gs", "az")
 STORES = ("s3", "gs", "az")
+OURS = ("http", "s3")  # Their bodies are received by our own client, as nothing is encrypted here.
 
 
 class Patience(CancelToken):
@@ -177,16 +178,17 @@ def test_the_last_block_is_short(make: Make, scheme: str) -> None:
     assert rig.gets()[0].span == (SIZE - 10, SIZE)
 
 
-def test_a_server_that_shortens_ranges_is_asked_for_the_rest(make: Make) -> None:
+@pytest.mark.parametrize("scheme", OURS)
+def test_a_server_that_shortens_ranges_is_asked_for_the_rest(make: Make, scheme: str) -> None:
     """F46: a shorter 206, honestly labelled, is progress."""
-    rig = make("http")
+    rig = make(scheme)
     rig.server.do(*[shortened(150_000)] * 3)
     assert rig.fetch() == DATA
     assert [seen.span for seen in rig.gets()] == [(0, SIZE), (150_000, SIZE), (300_000, SIZE)]
     assert rig.retries() == {"short_range": 2}
 
 
-@pytest.mark.parametrize("scheme", STORES)
+@pytest.mark.parametrize("scheme", ["gs", "az"])
 def test_a_store_that_shortens_ranges_is_refused(make: Make, scheme: str) -> None:
     """F46: no store does; a proxy that does is named."""
     rig = make(scheme)
@@ -362,14 +364,15 @@ def test_a_broken_transfer_goes_on_where_it_ended(make: Make, scheme: str, then:
     if then == "close":
         assert starts == [100, 250_100, 300_100]
     assert {seen.fields["if-match"] for seen in rig.gets()} == {'"v1"'}
-    if scheme == "http":
+    if scheme in OURS:
         assert sum(rig.retries().values()) == 2
         assert rig.retries().keys() <= {"short_body", "reset"}
 
 
-def test_a_transfer_that_breaks_all_the_time_still_ends(make: Make) -> None:
+@pytest.mark.parametrize("scheme", OURS)
+def test_a_transfer_that_breaks_all_the_time_still_ends(make: Make, scheme: str) -> None:
     """F57: each attempt that brought bytes starts the count of failures anew."""
-    rig = make("http", retries=1)
+    rig = make(scheme, retries=1)
     rig.server.do(*[cut(30_000)] * 13)
     assert rig.fetch() == DATA
     assert len(rig.gets()) == 14
@@ -415,16 +418,19 @@ def test_a_transfer_that_stands_still_is_resumed(make: Make, scheme: str) -> Non
     assert rig.fetch() == DATA
     starts = [seen.span[0] for seen in rig.gets() if seen.span is not None]
     assert starts == [0, 100_000]
-    if scheme == "http":
+    if scheme in OURS:
         assert rig.retries() == {"idle": 1}
 
 
-def test_a_transfer_that_crawls_is_given_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", OURS)
+def test_a_transfer_that_crawls_is_given_up(
+    make: Make, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
     """F58, F66: a byte now and then is no progress."""
     monkeypatch.setattr(http_client, "_PACE_WINDOW_SECONDS", 0.1)
-    rig = make("http", progress_bytes_per_second_min=1_000_000)
+    rig = make(scheme, progress_bytes_per_second_min=1_000_000)
     rig.server.do(dripped(10, 0.01))
-    assert rig.fetch(0, 100_000) == DATA[:100_000]
+    assert rig.fetch(0, 300_000) == DATA[:300_000]
     assert rig.retries().keys() == {"slow"}
 
 
