@@ -5,7 +5,9 @@ per GPU and never in the daemon, so that a fault of the device costs a worker an
 
     protocol    what daemon and worker say to each other; no CUDA
     link        one worker process and the socket to it; no CUDA
-    supervisor  the daemon's side: starts workers, asks them, outlives them; no CUDA
+    supervisor  the life of a worker: started, watched, ended, started again; no CUDA
+    device      one GPU as the daemon uses it: targets, slabs, reads; no CUDA
+    reads, settings     what a read and a worker are made of, as values; no CUDA
     node        the GPUs of this node, found at start, looked up by UUID; no CUDA
     probe       asks a child process which GPUs there are; no CUDA
     identity    UUIDs as people write them

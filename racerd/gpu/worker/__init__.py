@@ -8,6 +8,8 @@ UUID, and everything in it; it dies when the daemon's socket closes or the devic
     kernels   the module, and launching a batch
     batch     the job block of a batch: keys, AADs and frame jobs as the kernels read them
     opener    the pipeline: copy, verify, decrypt, report; two threads
-    cufile    cuFile providers, their errors, and the reader threads
+    lane      what a batch needs on its way: stream, event, buffers
+    verdicts  what a page is answered: by the kernels' words, or by an error
+    cufile    cuFile providers; cufile_errors has their codes, readers the threads that read
     session   messages in, answers out
 """
