@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from racerd.ids import ObjectId, PageId
+from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.store.claims import Dropped, Found
 from racerd.store.columns import NOTHING
 from racerd.store.geometry import BLOCK_BYTES, SlabGeometry
@@ -131,19 +131,21 @@ class Ledger:
 
         `sequence`, where the record was found on the medium, is kept until `forget_sequences`.
         """
-        version = page.version
-        pinned = self.index.catalog.find(version) == NOTHING and any(
-            pin.matches(version.object_id) for pin in self._pins
-        )
         row = self.index.add(
             page, segment=segment, block=self._block(segment, offset), length=length, flags=flags,
-            pinned=pinned,
+            pinned=self._pins_anew(page.version),
         )  # fmt: skip
         if sequence:
             self._sequences.extend(0 for _ in range(len(self._sequences), row + 1))
         if row < len(self._sequences):
             self._sequences[row] = sequence
         self._charge(row, size)
+
+    def _pins_anew(self, version: ObjectVersion) -> bool:
+        """Whether a pin selects `version`, of which nothing is here yet."""
+        if not self._pins or self.index.catalog.find(version) != NOTHING:
+            return False
+        return any(pin.matches(version.object_id) for pin in self._pins)
 
     def move(self, row: int, *, segment: int, offset: int) -> None:
         """A copy of the record, as long as it is, takes its place."""
