@@ -231,19 +231,16 @@ class PageOpener:
         if len(out) != cipher.span_bytes(first, len(frames)):
             raise ValueError(f"{len(out)} bytes of room for {len(frames)} frames from {first}")
         step = cipher.frame_bytes
-        # Everything that needs the interpreter is done up front: between two AEAD calls a thread
-        # then holds the GIL for a moment only, and threads seldom wait for each other. A frame of
+        nonce, aad, decrypt_into = cipher.nonce, cipher.aad, cipher.aead.decrypt_into
+        # Each frame is prepared when its turn comes. Preparing many at once holds the interpreter
+        # lock for as long as another thread takes for a frame, and that one then waits. A frame of
         # the wrong length does not fit its part of `out`: the AEAD says ValueError.
-        calls = [
-            (cipher.nonce(first + i), frame, cipher.aad(first + i), out[i * step : (i + 1) * step])
-            for i, frame in enumerate(frames)
-        ]
-        decrypt_into = cipher.aead.decrypt_into
-        index = first
+        index, at = first, 0
         try:
-            for nonce, frame, aad, part in calls:
-                decrypt_into(nonce, frame, aad, part)
+            for frame in frames:
+                decrypt_into(nonce(index), frame, aad(index), out[at : at + step])
                 index += 1
+                at += step
         except InvalidTag:
             self._refuse(index)
 

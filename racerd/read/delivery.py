@@ -1,8 +1,9 @@
 """Delivery: from a source of a page to the reader's destination.
 
-Layer: read. The loop cuts a part into pieces of about `run_bytes`; the `open` threads do them side
-by side. Sealed frames are opened straight into the destination, cut ones through a scratch frame
-that belongs to the thread and is wiped after each use. Plaintext is copied.
+Layer: read. The loop cuts a part into pieces of about `run_bytes`, twice that where there is much
+to do; the `open` threads do them side by side. Sealed frames are opened straight into the
+destination, cut ones through a scratch frame that belongs to the thread and is wiped after each
+use. Plaintext is copied.
 
 A part of a few KiB is opened by the loop itself: one frame takes 50 us, whereas handing it to a
 thread and taking the result back takes the loop more than twice that, and the reader far more.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import numpy as np
@@ -39,8 +40,12 @@ from racerd.telemetry import Metrics
 Piece = Callable[[], None]
 
 # What the loop may open itself: parts of up to so many bytes, from frames of so many in all.
-_ON_LOOP_BYTES = 16 * 1024
+ON_LOOP_BYTES = 16 * 1024
 _ON_LOOP_FRAME_BYTES = 512 * 1024
+
+# In bulk, one turn of a thread is so many runs. Between turns threads need the interpreter lock for
+# longer than between frames, and keep each other from it.
+_BULK_RUNS = 2
 
 
 class Delivery:
@@ -61,6 +66,8 @@ class Delivery:
         self._geometry = geometry
         self._settings = settings
         self._run_frames = max(1, settings.run_bytes // geometry.frame_bytes)
+        # So much is done in longer turns: each thread has two of them, so that none ends early.
+        self._bulk_bytes = 2 * threads.count * _BULK_RUNS * settings.run_bytes
         self._scratch = _ScratchFrames(geometry.frame_bytes)
         self._queue_seconds = metrics.stage_seconds.labels("queue")
         self._open_seconds = metrics.stage_seconds.labels("open")
@@ -89,14 +96,27 @@ class Delivery:
         with await self._admission.take(
             self._admission.opening, part.length, connection=connection, deadline=deadline
         ):
-            job = self._submit(source, part, destination)
-            await finished(job)
+            await self._finish(self._submit(((source, part),), destination))
+
+    async def deliver_batch(
+        self, sources: Sequence[tuple[Source, PagePart]], destination: memoryview
+    ) -> None:
+        """Delivers several parts as one job, for a caller that has its turn (`opening`) already.
+
+        Raises IntegrityError as `deliver`; then any of the parts may be there, or zeros, or what
+        lay there before. The caller keeps the sources until this ends. Cancelling: as `deliver`.
+        """
+        if sources:
+            await self._finish(self._submit(sources, destination))
+
+    async def _finish(self, job: Job[None]) -> None:
+        await finished(job)
         self._queue_seconds.observe(job.queued_seconds)
         self._open_seconds.observe(time.perf_counter() - job.submitted_at)
 
     def _is_small(self, source: Source, part: PagePart) -> bool:
         """Whether handing the part to a thread would cost more than delivering it."""
-        if part.length > _ON_LOOP_BYTES:
+        if part.length > ON_LOOP_BYTES:
             return False
         if not isinstance(source, PageLease):
             return True
@@ -106,7 +126,7 @@ class Delivery:
         return not one_tag and (stop - first) * frame_bytes <= _ON_LOOP_FRAME_BYTES
 
     def _deliver_here(self, source: Source, part: PagePart, destination: memoryview) -> None:
-        pieces = self._pieces(source, part, destination)
+        pieces = self._pieces(source, part, destination, self._run_frames)
         try:
             while pieces:
                 pieces.pop(0)()
@@ -115,15 +135,23 @@ class Delivery:
             without_frames(error)  # They hold views of the arena and of the reader's memory.
             raise
 
-    def _submit(self, source: Source, part: PagePart, destination: memoryview) -> Job[None]:
+    def _submit(
+        self, sources: Sequence[tuple[Source, PagePart]], destination: memoryview
+    ) -> Job[None]:
         """Hands the pieces to the threads. Only the job has them: it drops them at its end, whereas
         a frame that waits would keep them, and their views, in the traceback of an error."""
-        pieces = self._pieces(source, part, destination)
+        length = sum(part.length for _, part in sources)
+        run_frames = self._run_frames * (_BULK_RUNS if length >= self._bulk_bytes else 1)
+        pieces: list[Piece] = []
+        for source, part in sources:
+            pieces += self._pieces(source, part, destination, run_frames)
         return self._threads.submit_pieces(pieces, urgent=len(pieces) == 1)
 
-    def _pieces(self, source: Source, part: PagePart, destination: memoryview) -> list[Piece]:
+    def _pieces(
+        self, source: Source, part: PagePart, destination: memoryview, run_frames: int
+    ) -> list[Piece]:
         if isinstance(source, PageLease):
-            return self._opening_pieces(source.page, part, destination)
+            return self._opening_pieces(source.page, part, destination, run_frames)
         return [
             partial(
                 _copy,
@@ -137,12 +165,12 @@ class Delivery:
         ]
 
     def _opening_pieces(
-        self, page: MemoryPage, part: PagePart, destination: memoryview
+        self, page: MemoryPage, part: PagePart, destination: memoryview, run_frames: int
     ) -> list[Piece]:
         opener = self.opener(page)
         if opener.single_frame:
             return [partial(_open_single, opener, page, part, destination)]
-        runs, cuts = plan_frames(part, self._geometry.frame_bytes, self._run_frames)
+        runs, cuts = plan_frames(part, self._geometry.frame_bytes, run_frames)
         frames, first = page.slots.frames, page.slots.first
         pieces: list[Piece] = [
             partial(

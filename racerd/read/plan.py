@@ -1,4 +1,4 @@
-"""From a byte range to pages, and from a page's part to frames.
+"""From a byte range to pages, from pages to batches, and from a page's part to frames.
 
 Layer: read, pure. A frame that the range covers whole is opened straight into the destination;
 only a frame that the range **cuts** goes through a scratch frame, and there are at most two of them
@@ -7,7 +7,7 @@ in a part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from racerd.pages import PageGeometry
@@ -87,6 +87,29 @@ def part_count(start: int, stop: int, geometry: PageGeometry) -> int:
     if start == stop:
         return 0
     return (stop - 1) // geometry.page_bytes - start // geometry.page_bytes + 1
+
+
+def plan_batches(
+    parts: Iterable[PagePart], fits: Callable[[PagePart], bool], batch_bytes: int
+) -> Iterator[list[PagePart]]:
+    """Yields adjoining parts that `fits` says yes to together, and every other part alone.
+
+    In order, each once; no more than `batch_bytes` together. `fits` is asked as parts are come to.
+    """
+    batch: list[PagePart] = []
+    length = 0
+    for part in parts:
+        fitting = fits(part)
+        if batch and not (fitting and length + part.length <= batch_bytes):
+            yield batch
+            batch, length = [], 0
+        if fitting:
+            batch.append(part)
+            length += part.length
+        else:
+            yield [part]
+    if batch:
+        yield batch
 
 
 def frame_span(part: PagePart, frame_bytes: int) -> tuple[int, int]:

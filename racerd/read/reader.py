@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -23,6 +23,7 @@ from racerd.errors import RequestError, ResourceError, Retry
 from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.origin.protocol import ListedObject, ListedPrefix, Origin
 from racerd.pages import PageGeometry
+from racerd.read.batches import BatchReader
 from racerd.read.explain import PageExplanation
 from racerd.read.flight import FlightKey
 from racerd.read.gpu_disk import GpuDestination
@@ -85,6 +86,7 @@ class CacheReader:
         )
         self._pages = PageReader(services, Ladder([services.disk, origin_rung], services.metrics))
         self._gpu_pages = GpuPageReader(services, self._pages)
+        self._batches = BatchReader(services, self._pages)
 
     async def __aenter__(self) -> CacheReader:
         return self
@@ -180,7 +182,10 @@ class CacheReader:
         async def read(part: PagePart) -> str:
             return await self._pages.read(version, part, destination, context, report)
 
-        await self._read_parts(version, start, stop, context, read)
+        async def read_batch(parts: list[PagePart]) -> Sequence[PagePart]:
+            return await self._batches.read(version, parts, destination, context, report)
+
+        await self._read_parts(version, start, stop, context, read, read_batch)
         return report
 
     async def read_into_gpu(
@@ -214,8 +219,12 @@ class CacheReader:
         stop: int,
         context: RequestContext,
         read: Callable[[PagePart], Awaitable[str]],
+        read_batch: Callable[[list[PagePart]], Awaitable[Sequence[PagePart]]] | None = None,
     ) -> None:
-        """Has the parts of [start, stop) read, a window of them at a time."""
+        """Has the parts of [start, stop) read, a window of them at a time.
+
+        `read_batch` reads at once what memory has together, and returns what is left for `read`.
+        """
         geometry, settings = self.geometry, self._services.settings
         parts = plan_pages(version.size, start, stop, geometry)
         width = min(settings.request_pages, part_count(start, stop, geometry))
@@ -226,9 +235,20 @@ class CacheReader:
             if rung == "origin" and part.offset + part.length < stop - start:
                 await self._services.write_back.relief(context.deadline)
 
+        async def read_some(together: list[PagePart]) -> None:
+            left: Sequence[PagePart] = together
+            if read_batch is not None and len(together) > 1:
+                context.deadline.check(f"reading {version.object_id.text}")
+                left = await read_batch(together)
+            for part in left:
+                await read_one(part)
+
+        together: Iterator[list[PagePart]] = ([part] for part in parts)
+        if read_batch is not None:
+            together = self._batches.cut(version, parts)
         if width:
             with self._noting_changes(version):
-                await for_each_in_window(parts, width, read_one)
+                await for_each_in_window(together, width, read_some)
 
     @property
     def share_chunk_bytes(self) -> int:

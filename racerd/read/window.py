@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TypeVar
 
 from racerd.runtime.threads import settled
@@ -29,8 +30,10 @@ async def for_each_in_window(
         for item in items:
             await work(item)
 
-    if width == 1:
-        await worker()
+    ahead = list(islice(items, 2))
+    items = chain(ahead, items)
+    if width == 1 or len(ahead) < 2:
+        await worker()  # Which needs no task of its own.
         return
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(worker()) for _ in range(width)]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from racerd.pages import PageGeometry
-from racerd.read.plan import FrameCut, frame_span, part_count, plan_frames, plan_pages
+from racerd.read.plan import (
+    FrameCut,
+    PagePart,
+    frame_span,
+    part_count,
+    plan_batches,
+    plan_frames,
+    plan_pages,
+)
 from racerd.units import KIB
 
 
@@ -53,3 +63,23 @@ def piece_lengths(parts, geometry, run_frames):  # type: ignore[no-untyped-def]
         runs, cuts = plan_frames(part, geometry.frame_bytes, run_frames)
         yield from (run.length for run in runs)
         yield from (cut.stop - cut.start for cut in cuts)
+
+
+@given(ranges(), st.sets(st.integers(0, 5)), st.integers(1, 4))
+def test_batches_are_the_parts_in_order(
+    drawn: tuple[PageGeometry, int, int, int], fitting: set[int], batch_pages: int
+) -> None:
+    """R1: each part once and in order; together only what fits, as much as may be and no more."""
+    geometry, size, start, stop = drawn
+    parts = list(plan_pages(size, start, stop, geometry))
+    batch_bytes = batch_pages * geometry.page_bytes
+    batches = list(plan_batches(iter(parts), lambda part: part.index in fitting, batch_bytes))
+    assert [part for batch in batches for part in batch] == parts
+
+    def allowed(batch: list[PagePart]) -> bool:
+        fits = all(part.index in fitting for part in batch)
+        return fits and sum(part.length for part in batch) <= batch_bytes
+
+    assert all(len(batch) == 1 or allowed(batch) for batch in batches)
+    for batch, following in pairwise(batches):
+        assert not allowed([*batch, following[0]])

@@ -99,3 +99,19 @@ def test_slices_let_the_loop_go_on() -> None:
         await asyncio.wait([task])
 
     run(main)
+
+
+@pytest.mark.parametrize("items", [[], [7]])
+def test_a_single_item_needs_no_task(items: list[int]) -> None:
+    """What most requests are: one batch of pages that memory has."""
+
+    async def main() -> None:
+        tasks = []
+
+        async def work(item: int) -> None:
+            tasks.append(asyncio.current_task())
+
+        await for_each_in_window(iter(items), 8, work)
+        assert tasks == [asyncio.current_task()] * len(items)
+
+    run(main)
