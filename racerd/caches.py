@@ -20,12 +20,14 @@ from racerd.gpu.node import GpuNode
 from racerd.origin.factory import make_origin
 from racerd.read.reader import CacheReader
 from racerd.read.services import ReadServices
+from racerd.runtime.threads import WorkerThreads
 from racerd.serve.client_socket import ClientSocket
 from racerd.serve.settings import ClientSocketSettings
 from racerd.telemetry import Metrics
 
 _LOG = logging.getLogger(__name__)
 _DESCRIBED_MAX = 500
+_TARGET_THREADS = 2
 
 
 @dataclass
@@ -49,15 +51,22 @@ class Caches:
         self._gpus = gpus
         self._socket_settings = socket_settings
         self._metrics = metrics
+        # Not the threads that open pages: whoever registers memory by the gigabyte, and takes it
+        # away again, must not hold up those who read into theirs.
+        self._target_threads = WorkerThreads("targets", _TARGET_THREADS)
         self._open: dict[str, _Open] = {}
         self._changing = asyncio.Lock()
 
     async def __aenter__(self) -> Caches:
+        await self._target_threads.__aenter__()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        for name in list(self._open):
-            await self._close(name)
+        try:
+            for name in list(self._open):
+                await self._close(name)
+        finally:
+            await self._target_threads.__aexit__(None, None, None)
 
     def socket_path(self, name: str) -> Path:
         return self._open[name].socket.path
@@ -95,7 +104,7 @@ class Caches:
                     reader,
                     self._socket_settings,
                     metrics=self._metrics,
-                    threads=self._services.threads.open,
+                    threads=self._target_threads,
                     gpus=self._gpus,
                 )
             )

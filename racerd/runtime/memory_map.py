@@ -27,7 +27,8 @@ from racerd.units import round_up
 HUGE_PAGE_BYTES = 2 << 20
 
 _PAGE_BYTES = mmap.PAGESIZE
-_STEP_BYTES = 8 << 20
+# Each step keeps every other thread from mapping and unmapping, the event loop too.
+_STEP_BYTES = 1 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _MADV_COLLAPSE = 25
 _NO_ACCESS = 0

@@ -2,7 +2,8 @@
 
 Layer: serve, loop thread. One Unix stream socket, one task per connection; no task outlives the
 context. (Not a TaskGroup: a cache may be closed by another task than the one that opened it.)
-Bounded: connections beyond the limit are told so and let go.
+Bounded: connections beyond the limit are told so and let go. A turn of the loop lets one new
+connection in: those that are there are served between any two that come, however many come.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import errno
 import logging
 import os
+import select
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
@@ -35,7 +37,7 @@ from racerd.telemetry import Metrics
 
 _LOG = logging.getLogger(__name__)
 
-_ACCEPTED_PER_TURN = 16
+_ACCEPTED_PER_TURN = 16  # Of which one at most is served.
 _TARGETS_SHARE = 8
 _PAUSE_SECONDS = 0.5
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -44,7 +46,7 @@ _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 class ClientSocket:
     """Serves one cache's clients, as an async context manager.
 
-    `threads` run the checks of big targets; several caches may share them.
+    `threads` check, map and free big targets; several caches may share them.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ClientSocket:
         self._settings = settings
         self._policy = policy or SocketModeDecides()
         self._metrics = ServeMetrics(metrics, self.cache)
+        self._threads = threads
         self._targets = TargetRegistry(
             threads,
             metrics,
@@ -177,7 +180,13 @@ class ClientSocket:
             except OSError as error:
                 self._pause(error)
                 return
-            self._let_in(sock)
+            if not _has_left(sock):
+                self._let_in(sock)
+                return
+            # Closed as it is: the kernel drops what was sent. Memory that came with it is freed,
+            # too, which takes time.
+            self._metrics.connection_refused("left")
+            self._threads.submit(sock.close)
 
     def _pause(self, error: OSError) -> None:
         """Out of descriptors or memory: the listening socket would stay ready and spin the loop."""
@@ -253,6 +262,15 @@ class ClientSocket:
         self._surplus -= refusal is not None
         self._metrics.connections.dec()
         self._notice_quiet()
+
+
+def _has_left(sock: socket.socket) -> bool:
+    """Whether the peer hung up before it was let in: whatever it asked for, it waits for no answer.
+
+    Where connections come faster than they are served, those are most of them."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _cut(sock: socket.socket, refusal: RacerError) -> None:

@@ -442,7 +442,8 @@ def test_closing_at_once_closes_what_was_just_let_in(tmp_path: Path) -> None:
     async def main() -> None:
         async with SocketRig(tmp_path, memory_reader()) as rig:
             clients = [RawClient(rig.path) for _ in range(5)]
-            rig.socket._on_acceptable()  # What the loop would call next.
+            for _ in clients:
+                rig.socket._on_acceptable()  # What the loop would call next.
             assert rig.socket.connection_count == 5
             await rig.socket.__aexit__(None, None, None)
             for client in clients:
