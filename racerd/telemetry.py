@@ -65,8 +65,8 @@ class Metrics:
         )
         self.stage_seconds = self._histogram(
             "racer_stage_seconds",
-            "Time in one stage of reading a page, or several at once from memory: queue, disk, origin,"
-            " seal, open.",
+            "Time in one stage of reading a page, or several at once from memory: queue, disk,"
+            " origin, seal, open.",
             "stage",
         )
         self.fallbacks = self._counter(
