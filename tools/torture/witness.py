@@ -31,6 +31,15 @@ class Witnessed:
     wrong: int
     failed: list[str]
 
+    def __add__(self, other: Witnessed) -> Witnessed:
+        return Witnessed(
+            self.reads + other.reads,
+            self.bytes + other.bytes,
+            self.seconds + other.seconds,
+            self.wrong + other.wrong,
+            self.failed + other.failed,
+        )
+
     @property
     def bytes_per_second(self) -> float:
         return self.bytes / self.seconds
