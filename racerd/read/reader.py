@@ -267,6 +267,15 @@ class CacheReader:
         with self._noting_changes(version):
             return await self._services.shares.acquire(version, at, context, self.read_into)
 
+    def shared(
+        self, version: ObjectVersion, start: int, stop: int, count_max: int
+    ) -> list[SharedPiece]:
+        """What of [start, stop) all readers of `version` share already, in order.
+
+        At most `count_max` pieces; nothing is opened. Raises ResourceError `share_off`.
+        """
+        return self._services.shares.ready(version, start, stop, count_max)
+
     async def stream(
         self, version: ObjectVersion, start: int, stop: int, context: RequestContext
     ) -> AsyncGenerator[memoryview, None]:

@@ -155,13 +155,7 @@ class SharedLandings:
         Raises ResourceError `share_off`, `share_full` (all of the budget is in use),
         `deadline_exceeded`, `draining`; and what `fill` raises. Cancelling leaves the chunk.
         """
-        if self._off is not None:
-            self._metrics.shares_refused.labels("off").inc()
-            raise ResourceError(
-                "share_off",
-                f"this node shares no memory between readers: {self._off}",
-                hint="read into memory of your own (host-read)",
-            )
+        self._check_on()
         start = at - at % self.chunk_bytes
         chunk = self._chunks.get((version.digest, start))
         if chunk is not None and chunk.version != version:
@@ -177,6 +171,40 @@ class SharedLandings:
         )
         self._note_use(chunk, joined=joined)
         return piece
+
+    def ready(
+        self, version: ObjectVersion, start: int, stop: int, count_max: int
+    ) -> list[SharedPiece]:
+        """What of [start, stop) is there already, in order, at most `count_max` chunks of it.
+
+        The descriptors are the caller's. Raises ResourceError `share_off`; what cannot be handed
+        out for want of descriptors is left out.
+        """
+        self._check_on()
+        pieces: list[SharedPiece] = []
+        for at in range(start - start % self.chunk_bytes, stop, self.chunk_bytes):
+            if len(pieces) == count_max:
+                break
+            chunk = self._chunks.get((version.digest, at))
+            if chunk is None or chunk.version != version or chunk.report is None:
+                continue
+            try:
+                descriptor = self._reader_of(chunk)
+            except ResourceError:
+                break
+            report = _report(chunk, joined=True)
+            pieces.append(SharedPiece(descriptor, chunk.start, chunk.stop, report))
+            self._note_use(chunk, joined=True)
+        return pieces
+
+    def _check_on(self) -> None:
+        if self._off is not None:
+            self._metrics.shares_refused.labels("off").inc()
+            raise ResourceError(
+                "share_off",
+                f"this node shares no memory between readers: {self._off}",
+                hint="read into memory of your own (host-read)",
+            )
 
     def _note_use(self, chunk: _Chunk, *, joined: bool) -> None:
         chunk.used_at = time.monotonic()

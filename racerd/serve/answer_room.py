@@ -14,6 +14,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from racerd.errors import ResourceError
 from racerd.runtime.budget import FairBudget
 from racerd.runtime.deadline import Deadline
+from racerd.runtime.process import descriptors_max
+from racerd.serve.descriptors import DescriptorsUnderway
 from racerd.serve.send_buffers import SendBuffers
 from racerd.serve.serve_metrics import ServeMetrics
 from racerd.serve.settings import ClientSocketSettings
@@ -22,6 +24,7 @@ from racerd.wire.messages import Message
 
 # A listing: 1 MiB of names, encoded, with sizes and ETags of up to 10,000 objects.
 _LENGTHY_BYTES = 8 * MIB
+_DESCRIPTORS_SHARE = 16  # Of those that this process may have, one of so many may be on its way.
 _NOTHING = nullcontext()
 
 
@@ -30,6 +33,7 @@ class AnswerRoom:
 
     def __init__(self, settings: ClientSocketSettings, metrics: ServeMetrics) -> None:
         self.buffers = SendBuffers(settings.send_buffers_bytes)
+        self.descriptors = DescriptorsUnderway(descriptors_max() // _DESCRIPTORS_SHARE)
         self._patience_seconds = settings.turn_seconds
         self._metrics = metrics
         self._lengthy = FairBudget(

@@ -92,6 +92,7 @@ class ClientConnection:
         self._wire: ServerConnection[ReceivedDescriptor] = ServerConnection()
         self._task: asyncio.Task[object] | None = None
         self._work: Work | None = None
+        self._underway = 0  # Descriptors of the last answer that had any.
         self._answered = False  # The exchange under way has had its whole answer.
         self._waiting: asyncio.Future[None] | None = None
         self._parted: asyncio.Future[None] | None = None
@@ -163,6 +164,7 @@ class ClientConnection:
         if self._head_timer is not None:
             self._head_timer.cancel()
         self._follow(self._wire.close())
+        self._note_underway(0)
         if isinstance(self._work, Request):
             self._drop(self._work.descriptors)
         # Targets first: to a client, a closed connection means that its memory is its own again.
@@ -313,7 +315,8 @@ class ClientConnection:
         label.operation = message.operation
         if self._draining and not isinstance(message, GetInfo):
             raise _draining()
-        exchange = Exchange(self, self.peer, deadline, request.descriptors)
+        room = self._room.descriptors.room
+        exchange = Exchange(self, self.peer, deadline, request.descriptors, room)
         limit = asyncio.timeout(deadline.remaining_seconds())
         try:
             async with limit, self._room.of(message, self, deadline):
@@ -330,9 +333,9 @@ class ClientConnection:
             raise deadline_exceeded(f"carrying out {message.operation}") from error
 
     def _check_last_answer_was_taken(self, response: Response) -> None:
-        """One descriptor at a time is on its way to a client: the kernel counts those that nobody
-        takes against all of ours together, and would refuse everybody else's."""
-        if response.descriptor is not None and queued_bytes(self._sock):
+        """The descriptors of one answer at a time are on their way to a client: the kernel counts
+        those that nobody takes against all of ours together, and would refuse everybody else's."""
+        if response.descriptors and queued_bytes(self._sock):
             raise ResourceError(
                 "share_full",
                 "the answer before this one was not read yet",
@@ -340,6 +343,13 @@ class ClientConnection:
                 retry=Retry.SAME,
                 retry_after_seconds=1.0,
             )
+        self._note_underway(len(response.descriptors))
+
+    def _note_underway(self, count: int) -> None:
+        """The connection's last answer was taken; `count` descriptors go with the next one."""
+        self._room.descriptors.received(self._underway)
+        self._underway = count
+        self._room.descriptors.sent(count)
 
     def _check_connection_is_served(self) -> None:
         if self._refusal is not None:
@@ -368,7 +378,7 @@ class ClientConnection:
             return
         head = self._wire.respond(response.head)
         self._wire.send_body(len(response.body))
-        await self._write([head + response.body], response.descriptor)
+        await self._write([head + response.body], response.descriptors)
         self._end_response()
 
     async def _send_stream(self, head: ResponseHead, body: Body) -> None:
@@ -393,14 +403,14 @@ class ClientConnection:
         self._answered = True
 
     async def _write(
-        self, parts: Sequence[bytes | memoryview], descriptor: int | None = None
+        self, parts: Sequence[bytes | memoryview], descriptors: Sequence[int] = ()
     ) -> None:
         """Writes all of `parts`, waiting for the socket as often as it takes.
 
-        `descriptor` goes with the first byte, and stays the caller's.
+        `descriptors` go with the first byte, and stay the caller's.
         """
         views = [memoryview(part) for part in parts]
-        rights = control_message(descriptor)
+        rights = control_message(descriptors)
         while views:
             try:
                 count = self._sock.sendmsg(views, rights)

@@ -13,7 +13,7 @@ import socket
 import struct
 import termios
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -105,11 +105,36 @@ def receive(sock: socket.socket) -> Received:
     return Received(data, _unpack(ancillary), bool(flags & socket.MSG_CTRUNC))
 
 
-def control_message(descriptor: int | None) -> list[tuple[int, int, bytes]]:
-    """What `sendmsg` takes beside the bytes that `descriptor` goes with."""
-    if descriptor is None:
+def control_message(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
+    """What `sendmsg` takes beside the bytes that `descriptors` go with."""
+    if not descriptors:
         return []
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+    rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+
+
+class DescriptorsUnderway:
+    """How many descriptors were sent to clients and perhaps not received yet.
+
+    The kernel counts them together against this process's limit of open files, and beyond it
+    refuses everybody's. One connection has at most one answer with descriptors underway; `limit`
+    bounds what all of them have, but for the first descriptor of an answer.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+
+    @property
+    def room(self) -> int:
+        return max(0, self._limit - self._count)
+
+    def sent(self, count: int) -> None:
+        self._count += count
+
+    def received(self, count: int) -> None:
+        """They were taken, or nobody will take them any more."""
+        self._count -= count
 
 
 def queued_bytes(sock: socket.socket) -> int:

@@ -32,6 +32,7 @@ from racerd.serve.targets import TargetRegistry
 from racerd.wire.messages import (
     Evict,
     Explain,
+    FindShared,
     GetInfo,
     GetObject,
     GpuRead,
@@ -55,6 +56,7 @@ from racerd.wire.ranges import RangeNotSatisfiable, content_range
 
 PROTOCOL_VERSION = 1
 EXPLAINED_PAGES_MAX = 4096
+SHARED_PIECES_MAX = 16  # A message takes up to 253 descriptors (SCM_MAX_FD).
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Exchange:
     peer: PeerCredentials
     deadline: Deadline
     descriptors: Sequence[ReceivedDescriptor] = ()
+    descriptors_room: int = 1  # So many may go with the answer.
 
     @property
     def context(self) -> RequestContext:
@@ -100,6 +103,7 @@ class Operations:
             HostRead: self.host_read,
             GpuRead: self.gpu_read,
             ShareObject: self.share,
+            FindShared: self.find_shared,
             Prefetch: self.prefetch,
             Evict: self.evict,
             PinObjects: self.pin,
@@ -268,10 +272,30 @@ class Operations:
                 shown,
                 fields=(("ETag", version.etag),),
                 payload=piece.stop - piece.start,
-                descriptor=piece.descriptor,
+                descriptors=(piece.descriptor,),
             )
 
         return await self._once_more_if_changed(message, exchange, attempt)
+
+    async def find_shared(self, message: FindShared, exchange: Exchange) -> Response:
+        version = (await self._resolve(message, exchange)).version
+        start, stop = _span(message, version)
+        room = min(exchange.descriptors_room, SHARED_PIECES_MAX)
+        pieces = self._reader.shared(version, start, stop, room)
+        shown = [
+            {
+                "offset": piece.start,
+                "bytes": piece.stop - piece.start,
+                "rungs": _rungs(piece.report),
+            }
+            for piece in pieces
+        ]
+        return json_response(
+            {"size": version.size, "pieces": shown},
+            fields=(("ETag", version.etag),),
+            payload=sum(piece.stop - piece.start for piece in pieces),
+            descriptors=tuple(piece.descriptor for piece in pieces),
+        )
 
     async def prefetch(self, message: Prefetch, exchange: Exchange) -> Response:
         async def attempt(resolution: Resolution) -> Response:

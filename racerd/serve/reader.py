@@ -91,6 +91,11 @@ class Reader(Protocol):
     async def share(self, version: ObjectVersion, at: int, context: RequestContext) -> SharedPiece:
         """The shared memory that holds byte `at`; its descriptor is the caller's."""
 
+    def shared(
+        self, version: ObjectVersion, start: int, stop: int, count_max: int
+    ) -> list[SharedPiece]:
+        """What of [start, stop) is shared already; the descriptors are the caller's."""
+
     async def read_into_gpu(
         self,
         version: ObjectVersion,

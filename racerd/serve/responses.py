@@ -34,7 +34,7 @@ class Body:
 class Response:
     """An answer. `payload` counts the object's bytes that it hands over, by whatever way.
 
-    `descriptor` goes with the first byte. It belongs to whoever holds the response, who closes it
+    `descriptors` go with the first byte. They belong to whoever holds the response, who closes them
     (`let_go`) once the response was sent, or will never be.
     """
 
@@ -42,12 +42,12 @@ class Response:
     body: bytes | Body = b""
     close: bool = False
     payload: int = 0
-    descriptor: int | None = None
+    descriptors: tuple[int, ...] = ()
 
     def let_go(self) -> None:
-        """Closes the descriptor, if there is one. Once."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
+        """Closes the descriptors. Once."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
 
 def json_response(
@@ -56,11 +56,11 @@ def json_response(
     status: int = 200,
     fields: tuple[tuple[str, str], ...] = (),
     payload: int = 0,
-    descriptor: int | None = None,
+    descriptors: tuple[int, ...] = (),
 ) -> Response:
     body = json.dumps(value, separators=(",", ":")).encode()
     head = ResponseHead(status, (*fields, _JSON), len(body))
-    return Response(head, body, payload=payload, descriptor=descriptor)
+    return Response(head, body, payload=payload, descriptors=descriptors)
 
 
 def head_response(fields: tuple[tuple[str, str], ...], size: int) -> Response:

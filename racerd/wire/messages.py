@@ -106,6 +106,13 @@ class ShareObject(ObjectMessage):
 
 
 @dataclass(frozen=True, slots=True)
+class FindShared(ObjectMessage):
+    """What of `span` is shared already; nothing is opened for it."""
+
+    operation: ClassVar[str] = "find-shared"
+
+
+@dataclass(frozen=True, slots=True)
 class GpuRead(ObjectMessage):
     operation: ClassVar[str] = "gpu-read"
     target_id: str
@@ -314,7 +321,7 @@ _OPERATIONS: Mapping[str, Mapping[str, _Parser]] = {
     "targets": {"POST": _register_target, "DELETE": _release_target},
     "host-read": {"POST": _host_read},
     "gpu-read": {"POST": _gpu_read},
-    "share": {"POST": _object_message(ShareObject)},
+    "share": {"GET": _object_message(FindShared), "POST": _object_message(ShareObject)},
     "prefetch": {"POST": _object_message(Prefetch)},
     "evict": {"POST": _select_message(Evict)},
     "pin": {"POST": _select_message(PinObjects)},

@@ -146,6 +146,12 @@ class MemoryReader:
         finally:
             memory.close()
 
+    def shared(
+        self, version: ObjectVersion, start: int, stop: int, count_max: int
+    ) -> list[SharedPiece]:
+        """Nothing is kept: each piece lives as long as its readers."""
+        return []
+
     async def stream(
         self, version: ObjectVersion, start: int, stop: int, context: RequestContext
     ) -> AsyncGenerator[memoryview, None]:

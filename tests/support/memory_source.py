@@ -63,6 +63,9 @@ class MemorySource:
             self.landing_bytes.append(nbytes)
         return MemoryLanding(self, nbytes)
 
+    def shared_already(self, file: SourceFile, at: int) -> None:
+        """Each piece is made when it is asked for."""
+
     def share(self, file: SourceFile, at: int) -> MemoryShare:
         self.on_share(file, at)
         if self.cancelled.is_set():

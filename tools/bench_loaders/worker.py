@@ -14,7 +14,9 @@ Runs in the loaders' environment, which has no racerd: nothing of the project is
 
 Memory: before `go` it has `warm_bytes` of fresh memory touched and given back, so that the loaders
 meet a machine whose free memory is all alike. (A hypervisor takes back what a guest has not used
-for seconds, and getting it again costs several times the load, for whoever comes first.)
+for seconds, and getting it again costs several times the load, for whoever comes first. What was
+given back as private memory is not what the kernel gives as shared memory next, so both are held at
+once.)
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from racer.huge_pages import back_with_huge_pages
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in the mmap module of Python 3.11.
 _SAFETENSORS_NAMES = {"pt": "pt", "numpy": "np"}
@@ -148,6 +152,7 @@ class WarmMemory:
 
     def __init__(self, nbytes: int) -> None:
         self._memory: mmap.mmap | None = None
+        self._shared = os.memfd_create("warm", os.MFD_CLOEXEC)
         self._thread = threading.Thread(target=self._touch, args=(nbytes,))
         self._thread.start()
 
@@ -163,9 +168,14 @@ class WarmMemory:
         size = ctypes.c_size_t(nbytes)
         if libc.madvise(ctypes.c_void_p(start), size, _MADV_POPULATE_WRITE) != 0:
             ctypes.memset(start, 1, nbytes)  # A kernel before 5.14.
+        shared_bytes = nbytes // 2
+        os.ftruncate(self._shared, shared_bytes)
+        back_with_huge_pages(self._shared, shared_bytes)
+        os.posix_fallocate(self._shared, 0, shared_bytes)  # A kernel before 6.1.
 
     def give_back(self) -> None:
         self._thread.join()
+        os.close(self._shared)
         if self._memory is not None:
             self._memory.close()
 

@@ -93,6 +93,78 @@ def test_all_readers_get_the_same_memory(tmp_path: Path) -> None:
     uvloop.run(main())
 
 
+def find_shared(client: RawClient, *fields: str) -> tuple[Answer, list[int]]:
+    client.send(head("GET /v1/share/b/k", *fields))
+    data, descriptors, flags, _ = socket.recv_fds(client.sock, 65_536, 32)
+    client._buffer += data
+    assert not flags & socket.MSG_CTRUNC
+    return client.receive(), descriptors
+
+
+def pieces(answer: Answer) -> list[tuple[int, int]]:
+    return [(piece["offset"], piece["bytes"]) for piece in answer.json["pieces"]]
+
+
+def test_what_is_shared_already_comes_in_one_answer(tmp_path: Path) -> None:
+    """Nothing is opened for it; what is missing is left out, and so is what is asked for not."""
+    chunk, big = 32 * MIB, content(3 * 32 * MIB + 100)
+
+    async def main() -> None:
+        rig = SocketRig(tmp_path)
+        rig.reads.settings = small_settings(share_bytes=160 * MIB)
+        rig.origin.put(b"k", big)
+        async with rig:
+            answer, descriptors = await rig.client(find_shared)
+            assert (answer.status, answer.json["size"], pieces(answer)) == (200, len(big), [])
+            assert not descriptors
+            for at in (0, 2 * chunk, 3 * chunk):
+                _, descriptor = await rig.client(lambda c, at=at: share(c, f"Range: bytes={at}-"))
+                os.close(descriptor)
+            fetched = rig.metric("racer_shared_reads_total", result="filled")
+            answer, descriptors = await rig.client(find_shared)
+            assert answer.fields["ETag"] == '"v1"'
+            assert pieces(answer) == [(0, chunk), (2 * chunk, chunk), (3 * chunk, 100)]
+            assert answer.json["pieces"][0]["rungs"] == {"shared": chunk}
+            for (start, length), descriptor in zip(pieces(answer), descriptors, strict=True):
+                assert contents(descriptor, length) == big[start : start + length]
+                assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == SEALS
+                os.close(descriptor)
+            answer, descriptors = await rig.client(
+                lambda c: find_shared(c, f"Range: bytes={chunk}-{3 * chunk - 1}")
+            )
+            assert pieces(answer) == [(2 * chunk, chunk)]
+            os.close(*descriptors)
+            assert rig.metric("racer_shared_reads_total", result="filled") == fetched
+
+    uvloop.run(main())
+
+
+def test_descriptors_that_nobody_takes_are_bounded(tmp_path: Path) -> None:
+    """F5: the kernel counts what is on its way to clients against all of the daemon's. Who does
+    not read gets no second answer, and others get fewer at a time."""
+
+    async def main() -> None:
+        rig = real_rig(tmp_path)
+        async with rig:
+            answer, descriptor = await rig.client(share)
+            os.close(descriptor)
+            room = rig.socket._room.descriptors
+            room._limit = 2
+
+            with RawClient(rig.path) as one, RawClient(rig.path) as two:
+                for client in (one, two):
+                    await asyncio.to_thread(client.send, head("GET /v1/share/b/k"))
+                    await asyncio.to_thread(client.sock.recv, 1, socket.MSG_PEEK)
+                answer, descriptors = await rig.client(find_shared)
+                assert (answer.status, pieces(answer), descriptors) == (200, [], [])
+            await rig.until(lambda: room.room == 2)
+            answer, descriptors = await rig.client(find_shared)
+            assert len(descriptors) == 1
+            os.close(*descriptors)
+
+    uvloop.run(main())
+
+
 def test_info_says_how_objects_are_cut(tmp_path: Path) -> None:
     async def main() -> None:
         async with real_rig(tmp_path) as rig:
@@ -113,7 +185,10 @@ def test_info_says_how_objects_are_cut(tmp_path: Path) -> None:
         ("POST /v1/share/b/empty", (), 416, "range_not_satisfiable"),
         ("POST /v1/share/b/missing", (), 404, "not_found"),
         ("POST /v1/share/b/k", ('If-Match: "other"',), 412, "version_changed"),
-        ("GET /v1/share/b/k", (), 405, "method_not_allowed"),
+        ("GET /v1/share/b/k", ("Range: bytes=999999999-",), 416, "range_not_satisfiable"),
+        ("GET /v1/share/b/missing", (), 404, "not_found"),
+        ("GET /v1/share/b/k", ('If-Match: "other"',), 412, "version_changed"),
+        ("DELETE /v1/share/b/k", (), 405, "method_not_allowed"),
     ],
 )
 def test_refusals_bring_no_descriptor(

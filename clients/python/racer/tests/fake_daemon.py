@@ -90,6 +90,7 @@ class FakeDaemon:
         self.state = "ready"
         self.pins: list[tuple[str | bool, ...]] = []
         self.gpus: list[str] = []
+        self.shared_already = False  # Whether another reader had all objects opened before.
         self._hooks: list[Hook] = []
         self._lock = threading.Lock()
         self._open: dict[int, socket.socket] = {}
@@ -293,6 +294,8 @@ class FakeDaemon:
             return self._host_read(seen, etag, data, start, stop)
         if operation == "gpu-read":
             return self._gpu_read(seen, etag, data, start, stop)
+        if operation == "share" and seen.method == "GET":
+            return _shared(etag, data, there=self.shared_already)
         if operation == "share":
             return _share(etag, data)
         if operation == "prefetch":
@@ -444,11 +447,26 @@ def _refusal(fd: int) -> Reply | None:
     return None
 
 
-def _share(etag: str, data: bytes) -> Reply:
-    """All of the object, in memory that nobody can write to any more."""
+def _shared(etag: str, data: bytes, *, there: bool) -> Reply:
+    """All of the object where it is there already, or nothing of it."""
+    pieces = [{"offset": 0, "bytes": len(data), "rungs": {"shared": len(data)}}] if there else []
+    reply = _json(size=len(data), pieces=pieces)
+    reply.fields["ETag"] = etag
+    reply.descriptors = [_sealed(data)] if there else []
+    return reply
+
+
+def _sealed(data: bytes) -> int:
+    """Memory that nobody can write to any more."""
     fd = os.memfd_create("fake-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, data)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+def _share(etag: str, data: bytes) -> Reply:
+    """All of the object, in memory that nobody can write to any more."""
+    fd = _sealed(data)
     reply = _json(offset=0, bytes=len(data), size=len(data), rungs={"shared": len(data)})
     reply.fields["ETag"] = etag
     reply.descriptors = [fd]

@@ -91,15 +91,16 @@ def test_a_good_answer(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("make", "shown", "why"),
     [
-        (list, GOOD, "no descriptor came"),
+        (list, GOOD, "0 descriptors came"),
         (lambda: [memory(seals=0)], GOOD, "not sealed"),
         (lambda: [memory(seals=fcntl.F_SEAL_SHRINK)], GOOD, "not sealed"),
         (lambda: [memory(seals=fcntl.F_SEAL_WRITE)], GOOD, "not sealed"),
         (lambda: [memory(4096)], GOOD, "less memory"),
-        (lambda: [memory(), memory()], GOOD, "more than one"),
-        (lambda: [memory()], {**GOOD, "offset": 100, "bytes": 4900}, "are shared"),
-        (lambda: [memory()], {**GOOD, "bytes": 6000}, "are shared"),
-        (lambda: [memory()], {**GOOD, "bytes": 0}, "are shared"),
+        (lambda: [memory(), memory()], GOOD, "2 descriptors came"),
+        (lambda: [memory() for _ in range(17)], GOOD, "more than 16"),
+        (lambda: [memory()], {**GOOD, "offset": 100, "bytes": 4900}, "cannot be"),
+        (lambda: [memory()], {**GOOD, "bytes": 6000}, "cannot be"),
+        (lambda: [memory()], {**GOOD, "bytes": 0}, "cannot be"),
         (lambda: [memory()], {**GOOD, "rungs": []}, "JSON object"),
     ],
 )

@@ -16,6 +16,7 @@ from racer.errors import MemoryUnavailable
 from racer.window import Window, _count, _Ranges
 
 PAGE = 4096
+MIB = 1 << 20
 SIZE = 40 * PAGE + 123
 CONTENT = random.Random(0).randbytes(SIZE)
 
@@ -54,6 +55,30 @@ def test_any_mixture_of_pieces(
             view[low - start : high - start] = CONTENT[low:high]
         begin = end
     assert bytes(view) == CONTENT[start:stop]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(5 * MIB + 100, 15 * MIB - 5), (PAGE, 16 * MIB)])
+def test_a_large_window_takes_whole_huge_pages_and_leaves_its_neighbours(
+    start: int, stop: int
+) -> None:
+    """What is mapped beyond its ends is not in its way: another piece of it stays as it was."""
+    content = random.Random(1).randbytes(16 * MIB)
+    fd = memory(content)
+    window = Window(start, stop)
+    middle = 9 * MIB + 3 * PAGE  # Pieces need not end with a huge page.
+    with window.view() as view:
+        window.make_private(start, middle)
+        view[: middle - start] = bytes(middle - start)
+        window.map_shared(fd, 0, middle, stop)
+        assert not any(view[: middle - start])
+        assert bytes(view[middle - start :]) == content[middle:stop]
+    window = Window(start, stop)
+    window.map_shared(fd, 0, 0, 16 * MIB)
+    with window.view() as view:
+        assert bytes(view) == content[start:stop]
+        # Page by page it is the end of the file, and no more, that may be touched.
+        assert view[-1] == content[stop - 1]
+    os.close(fd)
 
 
 def test_a_view_outlives_its_window_and_nothing_outlives_the_view() -> None:

@@ -46,6 +46,41 @@ def test_work_that_ends_by_itself() -> None:
     assert (done, stops) == ([1, 1, 1], [])
 
 
+def test_the_rest_is_started_when_it_is_wanted() -> None:
+    """`one_first`: one thread, until that one or another asks for more."""
+    count = threading.Semaphore(0)
+    go = threading.Event()
+
+    def work() -> None:
+        count.release()
+        assert go.wait(60)
+
+    group = WorkerGroup("group", 3, work, go.set, one_first=True)
+    group.start()
+    assert count.acquire(timeout=60)
+    assert sum(t.name.startswith("group-") for t in threading.enumerate()) == 2  # And the keeper.
+    group.start_rest()
+    group.start_rest()
+    for _ in range(2):
+        assert count.acquire(timeout=60)
+    group.end()
+    assert not count.acquire(blocking=False)
+
+
+def test_a_rest_that_is_never_wanted_is_never_started() -> None:
+    done: list[int] = []
+    group = WorkerGroup("group", 3, lambda: done.append(1), lambda: None, one_first=True)
+    group.start()
+    group.wait()
+    group.start_rest()  # Too late to mean anything.
+    group.end()
+    assert done == [1]
+    nothing = WorkerGroup("group", 0, lambda: done.append(1), lambda: None, one_first=True)
+    nothing.start()
+    nothing.end()
+    assert done == [1]
+
+
 def test_end_stops_what_runs() -> None:
     """R36: `stop` is called once, and `end` waits for what it stops."""
     go = threading.Event()

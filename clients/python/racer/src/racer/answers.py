@@ -8,6 +8,7 @@ the version. Reading raises ProtocolError.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 from racer.errors import ProtocolError
 from racer.json_object import JsonObject
@@ -25,6 +26,7 @@ from racer.results import (
     Pins,
     Prefetched,
     SharedPart,
+    SharedParts,
     Stat,
     Unpinned,
 )
@@ -132,14 +134,35 @@ def read_shared(head: ResponseHead, body: bytes, at: int, etag: str | None) -> S
     value = JsonObject.of_body(body, "the answer to share")
     served = _require_etag(head)
     _check_version(served, etag)
-    start, size = value.number("offset"), value.number("size")
+    part = _shared_part(value, value.number("size"), served)
+    if not part.start <= at < part.stop:
+        raise ProtocolError(
+            f"asked for byte {at}, and bytes {part.start} to {part.stop} are shared"
+        )
+    return part
+
+
+def read_shared_parts(head: ResponseHead, body: bytes, etag: str | None) -> SharedParts:
+    """Checks that what is shared is in order, and of the version that was asked for."""
+    value = JsonObject.of_body(body, "the answer about what is shared")
+    served, size = _require_etag(head), value.number("size")
+    _check_version(served, etag)
+    parts = tuple(
+        _shared_part(JsonObject(item, "a shared piece"), size, served)
+        for item in value.items("pieces")
+    )
+    if any(before.stop > after.start for before, after in pairwise(parts)):
+        raise ProtocolError("shared pieces overlap, or are out of order")
+    return SharedParts(size, served, parts)
+
+
+def _shared_part(value: JsonObject, size: int, etag: str) -> SharedPart:
+    start = value.number("offset")
     stop = start + value.number("bytes")
     ends_well = stop == size or stop % SHARE_ALIGNMENT == 0
-    if not start <= at < stop <= size or start % SHARE_ALIGNMENT or not ends_well:
-        raise ProtocolError(
-            f"asked for byte {at}, and bytes {start} to {stop} of {size} are shared"
-        )
-    return SharedPart(start, stop, size, served, value.child("rungs").numbers())
+    if not start < stop <= size or start % SHARE_ALIGNMENT or not ends_well:
+        raise ProtocolError(f"bytes {start} to {stop} of {size} cannot be a shared piece")
+    return SharedPart(start, stop, size, etag, value.child("rungs").numbers())
 
 
 def read_target_id(body: bytes, size: int) -> str:

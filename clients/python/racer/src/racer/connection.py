@@ -158,16 +158,17 @@ class Connection(SocketOwner):
         head = self.receive_head(deadline)
         return Answer(head, self.receive_body(deadline))
 
-    def receive_with_descriptor(self, deadline: Deadline) -> tuple[Answer, int | None]:
-        """Receives the whole answer, and the one descriptor that may come with its first byte.
+    def receive_with_descriptors(self, deadline: Deadline) -> tuple[Answer, list[int]]:
+        """Receives the whole answer, and the descriptors that may come with its first byte.
 
-        The descriptor is the caller's. Raises ProtocolError where more came.
+        They are the caller's. Raises ProtocolError where more came than may.
         """
         descriptors: list[int] = []
         try:
             head = self._receive_first(deadline, descriptors) or self.receive_head(deadline)
             answer = Answer(head, self.receive_body(deadline))
-            return answer, descriptors.pop() if descriptors else None
+            taken, descriptors = descriptors, []
+            return answer, taken
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -45,7 +45,8 @@ def rights(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
 
 
-RIGHTS_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)  # Room for one descriptor.
+DESCRIPTORS_MAX = 16  # With one answer.
+RIGHTS_BYTES = socket.CMSG_SPACE((DESCRIPTORS_MAX + 1) * array.array("i").itemsize)
 
 
 def taken(control: Sequence[tuple[int, int, bytes]]) -> list[int]:
@@ -102,16 +103,16 @@ class Exchange:
         flags: int,
         descriptors: list[int],
     ) -> ResponseHead | None:
-        """As `feed`, for what `recvmsg` gave first; adds its descriptors, of which one may come.
+        """As `feed`, for what `recvmsg` gave first; adds its descriptors.
 
         They are the caller's also where this raises.
         """
         descriptors += taken(control)
-        if len(descriptors) > 1:
-            raise ProtocolError("an answer came with more than one descriptor")
+        if len(descriptors) > DESCRIPTORS_MAX:
+            raise ProtocolError(f"an answer came with more than {DESCRIPTORS_MAX} descriptors")
         if flags & socket.MSG_CTRUNC:
             raise MemoryUnavailable(
-                "the descriptor of an answer could not be taken",
+                "the descriptors of an answer could not be taken",
                 hint="this process is at its limit of open files (ulimit -n)",
             )
         return self.feed(data)

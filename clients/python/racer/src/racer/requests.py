@@ -101,6 +101,12 @@ def share_request(url: RacerUrl, at: int, etag: str | None) -> Request:
     return Request("POST", f"/v1/share/{url.path}", (_range(at, None), *_if_match(etag)))
 
 
+def shared_request(url: RacerUrl, start: int, etag: str | None) -> Request:
+    """Asks what is shared already from byte `start` on."""
+    fields = () if start == 0 else (_range(start, None),)
+    return Request("GET", f"/v1/share/{url.path}", (*fields, *_if_match(etag)))
+
+
 def prefetch_request(url: RacerUrl, start: int, stop: int | None, etag: str | None) -> Request:
     fields = () if start == 0 and stop is None else (_range(start, stop),)
     return Request("POST", f"/v1/prefetch/{url.path}", (*fields, *_if_match(etag)))

@@ -87,6 +87,14 @@ class SharedPart(NamedTuple):
     rungs: Mapping[str, int]
 
 
+class SharedParts(NamedTuple):
+    """What of an object of `size` bytes is shared, in order."""
+
+    size: int
+    etag: str
+    parts: tuple[SharedPart, ...]
+
+
 class Prefetched(NamedTuple):
     """The range is in the cache now."""
 

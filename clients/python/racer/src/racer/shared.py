@@ -68,3 +68,25 @@ class SharedChunk:
     def __del__(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:
             self.close()
+
+
+class SharedPieces:
+    """What of one version is shared already, in order, maybe with gaps. A context manager.
+
+    Whoever takes chunks out of `chunks` closes them; `close` closes the rest.
+    """
+
+    def __init__(self, size: int, etag: str, chunks: list[SharedChunk]) -> None:
+        self.size = size
+        self.etag = etag
+        self.chunks = chunks
+
+    def close(self) -> None:
+        while self.chunks:
+            self.chunks.pop().close()
+
+    def __enter__(self) -> SharedPieces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

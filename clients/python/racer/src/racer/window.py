@@ -33,6 +33,10 @@ from racer.errors import MemoryUnavailable
 
 _PAGE_BYTES = mmap.PAGESIZE
 
+# Windows from this size on are mapped by whole huge pages at their ends, too. Smaller ones would
+# count for much more resident memory than they are.
+_WIDENED_BYTES_MIN = 4 * HUGE_PAGE_BYTES
+
 # An eighth of the mappings that a process may have by default: a window takes two, and one for each
 # piece that is mapped into it.
 WINDOWS_MAX = 8192
@@ -96,7 +100,7 @@ class Window:
         self.stop = stop
         # Only addresses that agree with offsets to 2 MiB can be mapped a huge page at a time.
         self._origin = start - start % HUGE_PAGE_BYTES
-        nbytes = _round_up(stop - self._origin, _PAGE_BYTES)
+        nbytes = _round_up(stop - self._origin, HUGE_PAGE_BYTES)
         self._space = _Space(nbytes + HUGE_PAGE_BYTES)
         self._base = _round_up(self._space.address, HUGE_PAGE_BYTES)
         self._private = _Ranges()
@@ -118,6 +122,7 @@ class Window:
         begin, end = self._pages(start, stop)
         if begin >= end:
             return
+        begin, end = self._widened(begin, end, descriptor, origin)
         self._map(begin, end, mmap.MAP_PRIVATE, descriptor, begin - origin)
         # Puts the pages into our table at once, without copying any. A kernel before 5.14 does it
         # page by page, when they are read.
@@ -140,6 +145,22 @@ class Window:
         """The whole pages of this window that [start, stop) touches."""
         begin, end = max(start, self.start), min(stop, self.stop)
         return begin - begin % _PAGE_BYTES, _round_up(end, _PAGE_BYTES)
+
+    def _widened(self, begin: int, end: int, descriptor: int, origin: int) -> tuple[int, int]:
+        """[begin, end), and at the ends of the window what lies beside it in the same huge page.
+
+        One entry of the page table does for all of the page then. What is mapped too much lies
+        outside of the window, and is of memory that could be mapped anyway.
+        """
+        first, last = self._pages(self.start, self.stop)
+        if last - first < _WIDENED_BYTES_MIN:
+            return begin, end
+        if begin == first:
+            begin = max(self._origin, origin)
+        if end == last:
+            there = origin + os.fstat(descriptor).st_size // _PAGE_BYTES * _PAGE_BYTES
+            end = max(end, min(_round_up(end, HUGE_PAGE_BYTES), there))
+        return begin, end
 
     def _map(self, begin: int, end: int, flags: int, descriptor: int, offset: int) -> None:
         if not map_over(self._address_of(begin), end - begin, flags, descriptor, offset):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import _thread
 import threading
 from collections.abc import Callable
+from enum import Enum
 from queue import SimpleQueue
 
 # A signal that arrives just before a wait begins does not end it: the interpreter looks for
@@ -20,21 +21,38 @@ from queue import SimpleQueue
 NOTICE_SECONDS = 0.5
 
 
+class _Word(Enum):
+    """What the keeper is told."""
+
+    STOP = "stop"
+    RETURNED = "a worker has returned"
+    MORE = "the rest is wanted"
+
+
 class WorkerGroup:
     """`count` threads that run `work`; `stop` makes it return soon, and may be called early.
 
+    With `one_first` there is one thread until `start_rest` is called, maybe by that one.
     `stop` runs in the keeper thread, at most once, and only where `end` asks before `work` has
     returned in every thread, or where a thread could not be started: `failure` tells then.
     """
 
     def __init__(
-        self, name: str, count: int, work: Callable[[], None], stop: Callable[[], None]
+        self,
+        name: str,
+        count: int,
+        work: Callable[[], None],
+        stop: Callable[[], None],
+        *,
+        one_first: bool = False,
     ) -> None:
         self._name = name
         self._count = count
         self._work = work
         self._stop = stop
-        self._inbox: SimpleQueue[bool] = SimpleQueue()  # True: stop; False: a worker has returned.
+        self._first = min(1, count) if one_first else count
+        self._inbox: SimpleQueue[_Word] = SimpleQueue()
+        self._rest_asked = False
         self._asked = False
         self._ended = False
         self._gate = _thread.allocate_lock()
@@ -50,6 +68,12 @@ class WorkerGroup:
             self._asked = False
             raise
 
+    def start_rest(self) -> None:
+        """Asks for the other threads. Any thread; asked again it does nothing."""
+        if not self._rest_asked:
+            self._rest_asked = True
+            self._inbox.put(_Word.MORE)
+
     def wait(self) -> None:
         """Waits until `work` has returned everywhere. An interrupt ends the wait, not the work."""
         while self._asked and not self._ended:
@@ -64,7 +88,7 @@ class WorkerGroup:
         while self._asked and not self._ended:
             try:
                 if not asked:
-                    self._inbox.put(True)
+                    self._inbox.put(_Word.STOP)
                     asked = True
                 self._gate.acquire(timeout=NOTICE_SECONDS)
             except KeyboardInterrupt as error:
@@ -87,13 +111,17 @@ class WorkerGroup:
     def _keep(self) -> None:
         threads: list[threading.Thread] = []
         try:
-            for number in range(self._count):
-                thread = threading.Thread(
-                    target=self._run, name=f"{self._name}-{number}", daemon=True
-                )
-                thread.start()
-                threads.append(thread)
-            self._wait_for_returns(len(threads))
+            self._start_up_to(self._first, threads)
+            returned = 0
+            while returned < len(threads):
+                word = self._inbox.get()
+                if word is _Word.STOP:
+                    self._stop()
+                    break
+                if word is _Word.MORE:
+                    self._start_up_to(self._count, threads)
+                else:
+                    returned += 1
         except RuntimeError as error:
             self.failure = error
             self._stop()
@@ -101,12 +129,11 @@ class WorkerGroup:
             thread.join()
         self._finish()
 
-    def _wait_for_returns(self, running: int) -> None:
-        while running:
-            if self._inbox.get():
-                self._stop()
-                return
-            running -= 1
+    def _start_up_to(self, count: int, threads: list[threading.Thread]) -> None:
+        for number in range(len(threads), count):
+            thread = threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True)
+            thread.start()
+            threads.append(thread)
 
     def _finish(self) -> None:
         self._ended = True
@@ -116,4 +143,4 @@ class WorkerGroup:
         try:
             self._work()
         finally:
-            self._inbox.put(False)
+            self._inbox.put(_Word.RETURNED)

@@ -3,10 +3,10 @@
 Layer: loading, driver of a plan. Each of `in_flight` threads takes the next chunk and puts its
 pieces into their tensors; the consumer takes chunks in order. Where the source shares memory, that
 is mapped, and nothing is copied but small tensors; where it does not, or not now, the thread reads
-into a landing of its own and copies. At
-most `in_flight` chunks are between having been started and having been taken, so that memory beyond
-the consumer's own tensors is bounded by `in_flight` landings and as much again in tensors that are
-ready early, whatever the size of files and tensors.
+into a landing of its own and copies. As long as others have had all of it opened, one thread does.
+At most `in_flight` chunks are between having been started and having been taken, so that memory
+beyond the consumer's own tensors is bounded by `in_flight` landings and as much again in tensors
+that are ready early, whatever the size of files and tensors.
 
 Ends: `close` cancels reads that are still running and returns when every thread has ended and given
 its landing up; only then may the source be closed. The consumer's side uses nothing but queues,
@@ -65,7 +65,11 @@ class Pipeline:
         # The workers' own, but for finished tensors.
         self._building: dict[int, Building] = {}
         self._building_lock = threading.Lock()
-        self._workers = WorkerGroup("racer-load", self._count, self._work, self._stop)
+        # What is there already is mapped faster by one thread than by several, which would wait
+        # for each other at the interpreter's lock and the kernel's for the address space.
+        self._workers = WorkerGroup(
+            "racer-load", self._count, self._work, self._stop, one_first=True
+        )
 
     # --- the consumer's side ----------------------------------------------------------------
 
@@ -136,7 +140,10 @@ class Pipeline:
         at = chunk.start
         try:
             while at < chunk.stop:
-                share = self._sharing.piece(chunk.file, at)
+                share = self._sharing.there(chunk.file, at)
+                if share is None:
+                    self._workers.start_rest()  # There is something to wait for.
+                    share = self._sharing.piece(chunk.file, at)
                 if share is not None:
                     at, spent = self._take(chunk, at, share, rungs)
                 else:

@@ -32,6 +32,10 @@ class Sharing:
         self.began = self._on
         self.refused: dict[str, int] = {}
 
+    def there(self, file: SourceFile, at: int) -> SourceShare | None:
+        """The piece that holds byte `at`, where others share it already, without waiting."""
+        return self._source.shared_already(file, at) if self._on else None
+
     def piece(self, file: SourceFile, at: int) -> SourceShare | None:
         """The shared memory that holds byte `at`, which the caller closes; or None."""
         if not self._on:

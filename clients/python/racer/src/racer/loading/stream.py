@@ -87,7 +87,9 @@ def load(
         raise ValueError(f"share is {share!r}: 'auto' or 'off'")
     if extra_shards not in ("refuse", "ignore"):
         raise ValueError(f"extra_shards is {extra_shards!r}: 'refuse' or 'ignore'")
-    source, only = open_source(url, names=names, socket=socket, timeout=timeout)
+    # A GPU may be filled without any host memory; where not, pieces are asked for one by one.
+    at_once = share == "auto" and str(device) == "cpu"
+    source, only = open_source(url, names=names, socket=socket, timeout=timeout, share=at_once)
     return TensorStream(
         source,
         only=only,

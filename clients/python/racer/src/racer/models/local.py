@@ -83,6 +83,9 @@ class LocalSource:
     def share_bytes(self) -> int:
         return 0
 
+    def shared_already(self, file: SourceFile, at: int) -> None:
+        """See `share`."""
+
     def share(self, file: SourceFile, at: int) -> NoReturn:
         raise ShareRefused("a directory shares no memory")
 

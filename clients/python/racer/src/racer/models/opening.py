@@ -22,11 +22,13 @@ def open_source(
     names: Sequence[str] | None = None,
     socket: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
+    share: bool = False,
 ) -> tuple[Source, str | None]:
     """The source of `location`, and the one file in it that is meant, if one is.
 
     Does no I/O. Whatever ends in `.safetensors` names a file, everything else a directory.
-    `names` are those of the files behind a URL, where they are known.
+    `names` are those of the files behind a URL, where they are known. `share` says that shared
+    memory is wanted, where there is any.
     """
     text = str(location) if isinstance(location, RacerUrl) else os.fspath(location)
     folder, name = text, None
@@ -38,4 +40,4 @@ def open_source(
 
     if name is not None:
         name = RacerUrl.parse(text).key.rpartition(b"/")[2].decode()
-    return RacerSource(folder, names=names, socket=socket, timeout=timeout), name
+    return RacerSource(folder, names=names, socket=socket, timeout=timeout, share=share), name

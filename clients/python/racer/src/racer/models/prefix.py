@@ -26,6 +26,7 @@ from racer.errors import (
 from racer.landing import Landing
 from racer.models.names import DEFAULT_INDEX, no_model
 from racer.models.source import DeviceLanding, SourceFile
+from racer.models.stock import SharedStock
 from racer.results import Info
 from racer.retry import Retries
 from racer.shared import SharedChunk
@@ -39,8 +40,9 @@ _WELL_KNOWN = (DEFAULT_INDEX, "model.safetensors", "consolidated.safetensors")
 class RacerSource:
     """The objects under the prefix of `url`, which is taken as a directory.
 
-    `names` are those of its files, where they are known: nothing is listed then. `socket`,
-    `run_dir` and `timeout` are as for `Client`.
+    `names` are those of its files, where they are known: nothing is listed then. With `share`,
+    files are looked for together with what of them is shared. `socket`, `run_dir` and `timeout` are
+    as for `Client`.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class RacerSource:
         socket: str | os.PathLike[str] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
+        share: bool = False,
     ) -> None:
         parsed = RacerUrl.parse(url)
         key = parsed.key.rstrip(b"/")
@@ -66,6 +69,7 @@ class RacerSource:
         self.cancelled = threading.Event()
         self._gpu: bool | None = None  # Whether the GPU that is loaded into is the daemon's too.
         self._names = names
+        self._stock = SharedStock(self.client) if share else None
 
     @property
     def page_bytes(self) -> int:
@@ -112,12 +116,19 @@ class RacerSource:
     def find(self, name: str) -> SourceFile | None:
         url = self._url(name)
         try:
-            stat = self.client.stat(url)
+            if self._stock is not None:
+                size, version = self._stock.survey(str(url))
+            else:
+                _, size, version, _ = self.client.stat(url)
         except NotFound:
             return None
-        return SourceFile(name, str(url), stat.size, stat.etag)
+        return SourceFile(name, str(url), size, version)
 
     def read(self, file: SourceFile, start: int, stop: int) -> bytes:
+        if self._stock is not None:
+            there = self._stock.read(file, start, stop)
+            if there is not None:
+                return there
         data = self.client.read(file.url, start, stop - start, etag=file.version)
         _check_length(file, stop - start, len(data))
         return data
@@ -126,13 +137,11 @@ class RacerSource:
         return RacerLanding(self, nbytes)
 
     def share(self, file: SourceFile, at: int) -> RacerShare:
-        shared = self.client.share(file.url, at, etag=file.version)
-        try:
-            _check_length(file, file.size, shared.part.size)
-        except BaseException:
-            shared.close()
-            raise
-        return RacerShare(shared)
+        return _checked(file, self.client.share(file.url, at, etag=file.version))
+
+    def shared_already(self, file: SourceFile, at: int) -> RacerShare | None:
+        shared = self._stock.take(file, at) if self._stock is not None else None
+        return None if shared is None else _checked(file, shared)
 
     def reads_into(self, device: object) -> bool:
         if self._gpu is None:
@@ -154,6 +163,8 @@ class RacerSource:
 
     def close(self) -> None:
         self.cancelled.set()
+        if self._stock is not None:
+            self._stock.close()
         self.client.close()
 
 
@@ -210,6 +221,15 @@ class RacerLanding:
 
     def close(self) -> None:
         self._landing.close()
+
+
+def _checked(file: SourceFile, shared: SharedChunk) -> RacerShare:
+    try:
+        _check_length(file, file.size, shared.part.size)
+    except BaseException:
+        shared.close()
+        raise
+    return RacerShare(shared)
 
 
 def _check_length(file: SourceFile, asked: int, came: int) -> None:

@@ -111,6 +111,9 @@ class Source(Protocol):
     def share_bytes(self) -> int:
         """Files are shared in pieces that end on multiples of this; 0 where none is."""
 
+    def shared_already(self, file: SourceFile, at: int) -> SourceShare | None:
+        """As `share`, where the piece is there already; else None, without waiting for it."""
+
     def share(self, file: SourceFile, at: int) -> SourceShare:
         """The piece of shared memory that holds byte `at`; the caller closes it.
 
