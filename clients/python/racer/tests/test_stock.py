@@ -12,6 +12,7 @@ import racer
 from clients.python.racer.tests.fake_daemon import FakeDaemon, Reply, Seen, error
 from clients.python.racer.tests.patterns import MIB, pattern
 from racer.answers import read_shared_parts
+from racer.models import stock
 from racer.models.prefix import RacerSource
 from racer.models.source import SourceFile
 from racer.wire import ResponseHead
@@ -68,6 +69,27 @@ def test_what_nobody_took_is_given_up(daemon: FakeDaemon) -> None:
     daemon.shared_already = True
     source = open_source(daemon)
     found(source)
+    source.close()
+
+
+def test_files_behind_a_full_stock_are_asked_about_when_they_are_loaded(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece in stock is a descriptor of the process that loads, which may have few."""
+    monkeypatch.setattr(stock, "_PIECES_MAX", 1)
+    for name in "vw":
+        daemon.put("llama", f"m/{name}", pattern(MIB))
+    daemon.shared_already = True
+    source = open_source(daemon)
+    found(source, "v")
+    file = found(source, "w")
+    assert source.read(file, 0, 10) == pattern(MIB)[:10]
+    assert asked(daemon) == ["GET share", "HEAD objects", "GET objects"]
+    share = source.shared_already(file, 0)
+    assert share is not None
+    assert bytes(share.view) == pattern(MIB)
+    share.close()
+    assert asked(daemon)[3:] == ["GET share"]
     source.close()
 
 

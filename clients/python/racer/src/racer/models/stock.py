@@ -17,6 +17,9 @@ from racer.models.source import SourceFile
 from racer.shared import SharedChunk
 
 _END = 1 << 63
+# Each piece is a descriptor of this process, which may have few (1,024 is a usual limit), and a
+# model may have hundreds of files. Files that come later are asked about when they are loaded.
+_PIECES_MAX = 64
 
 _log = logging.getLogger("racer.models")
 
@@ -38,7 +41,7 @@ class SharedStock:
 
         Raises as `Client.stat`.
         """
-        found = self._ask(url, 0, None)
+        found = None if self._is_full() else self._ask(url, 0, None)
         if found is None:
             _, size, version, _ = self._client.stat(url)
             return size, version
@@ -48,7 +51,7 @@ class SharedStock:
         """The piece with byte `at`, which is the caller's; None where it has to be asked for."""
         key = (file.url, file.version)
         with self._asking:  # Whoever comes second finds what the first one's question brings.
-            if at >= self._surveyed.get(key, _END):
+            if at >= self._surveyed.get(key, 0):
                 self._ask(file.url, at, file.version)
         with self._lock:
             chunk = self._find(key, at, at + 1)
@@ -73,6 +76,10 @@ class SharedStock:
                 while chunks:
                     chunks.pop().close()
 
+    def _is_full(self) -> bool:
+        with self._lock:
+            return sum(map(len, self._chunks.values())) >= _PIECES_MAX
+
     def _find(self, key: tuple[str, str], start: int, stop: int) -> SharedChunk | None:
         for chunk in self._chunks.get(key, ()):
             if chunk.start <= start and stop <= chunk.stop:
@@ -88,7 +95,6 @@ class SharedStock:
         except (ShareRefused, MemoryUnavailable, BadRequest) as error:
             # What is asked for one by one is refused for the same reason, or is not.
             self._refused = True
-            self._surveyed.clear()
             _log.info("asking for shared memory piece by piece: %s", error)
             return None
         with found, self._lock:
