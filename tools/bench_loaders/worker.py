@@ -61,6 +61,8 @@ def safetensors(source: str, *, backend: str, clone: bool, framework: str = "pt"
     if framework == "pt":
         import torch  # noqa: F401 - not to be timed
 
+    release = version("safetensors")  # Not to be timed, either.
+
     def load() -> tuple[Tensors, Facts]:
         tensors = {}
         for path in _shards(source):
@@ -68,7 +70,7 @@ def safetensors(source: str, *, backend: str, clone: bool, framework: str = "pt"
                 for name in file.keys():  # noqa: SIM118 - it is no dictionary
                     tensor = file.get_tensor(name)
                     tensors[name] = tensor.clone() if clone else tensor
-        return tensors, {"version": version("safetensors")}
+        return tensors, {"version": release}
 
     return load
 
@@ -77,13 +79,15 @@ def runai(source: str, *, clone: bool) -> Load:
     """By default the streamer gives its buffers away; where it reuses them, tensors are cloned."""
     from runai_model_streamer import SafetensorsStreamer, list_safetensors
 
+    release = version("runai-model-streamer")  # Not to be timed, either.
+
     def load() -> tuple[Tensors, Facts]:
         tensors = {}
         with SafetensorsStreamer() as streamer:
             streamer.stream_files(sorted(list_safetensors(source)), owned=not clone)
             for name, tensor in streamer.get_tensors():
                 tensors[name] = tensor.clone() if clone else tensor
-        return tensors, {"version": version("runai-model-streamer")}
+        return tensors, {"version": release}
 
     return load
 
@@ -93,6 +97,8 @@ def fastsafetensors(source: str) -> Load:
     import torch  # noqa: F401 - it imports torch where it first needs it: not to be timed
     from fastsafetensors import ParallelLoader
 
+    release = version("fastsafetensors")  # Not to be timed, either.
+
     def load() -> tuple[Tensors, Facts]:
         loader = ParallelLoader(
             None, _shards(source), device="cpu", nogds=True, use_tqdm_on_load=False
@@ -101,7 +107,7 @@ def fastsafetensors(source: str) -> Load:
             tensors = dict(loader.iterate_weights())
         finally:
             loader.close()
-        return tensors, {"version": version("fastsafetensors")}
+        return tensors, {"version": release}
 
     return load
 
@@ -115,10 +121,12 @@ def racer(source: str, **options: Any) -> Load:
 
     load_model = racer.load  # The same.
 
+    release = version("racer")  # Not to be timed, either.
+
     def load() -> tuple[Tensors, Facts]:
         with load_model(source, **options) as stream:
             tensors = dict(stream)
-        return tensors, {"version": version("racer"), "rungs": dict(stream.report.rungs)}
+        return tensors, {"version": release, "rungs": dict(stream.report.rungs)}
 
     return load
 
