@@ -186,7 +186,8 @@ class ClientConnection:
                 if self._refusal is None:
                     await self._waiting
                 else:
-                    await asyncio.wait_for(self._waiting, self._settings.head_seconds)
+                    async with asyncio.timeout(self._settings.head_seconds):
+                        await self._waiting
             except TimeoutError as error:
                 raise _PeerGone from error
             finally:
