@@ -111,6 +111,27 @@ def read(piece: SharedPiece) -> bytes:
     return found
 
 
+def test_only_what_is_filled_and_of_that_version_is_there_already() -> None:
+    """R5: what is still being written is given to nobody; giving it out counts as use."""
+
+    async def body(w: World) -> None:
+        w.fill.go.clear()
+        reading = asyncio.ensure_future(w.acquire())
+        await w.fill.arrived.wait()
+        assert w.shares.ready(VERSION, 0, VERSION.size, 16) == []
+        w.fill.go.set()
+        os.close((await reading).descriptor)
+        used = w.value("racer_shared_reads_total", result="joined")
+        (piece,) = w.shares.ready(VERSION, 0, VERSION.size, 16)
+        assert (piece.start, piece.stop, piece.report.rungs) == (0, 3 * MIB, {"shared": 3 * MIB})
+        assert read(piece) == b"k" * (3 * MIB)
+        assert w.value("racer_shared_reads_total", result="joined") == used + 1
+        assert w.shares.ready(OTHER, 0, OTHER.size, 16) == []
+        assert w.shares.ready(VERSION, 0, VERSION.size, 0) == []
+
+    run(body)
+
+
 def test_eight_readers_cost_one_opening() -> None:
     """F19: readers of one version share one acquisition, also while it is under way."""
 

@@ -64,12 +64,16 @@ def test_where_nothing_is_shared_yet_it_costs_what_a_version_costs(daemon: FakeD
 
 
 def test_what_nobody_took_is_given_up(daemon: FakeDaemon) -> None:
-    """The fixture that counts descriptors is the assertion."""
+    """At once, and not when the garbage is collected."""
     daemon.put("llama", "m/w", pattern(MIB))
     daemon.shared_already = True
     source = open_source(daemon)
     found(source)
+    (chunk,) = next(iter(source._stock._chunks.values()))  # type: ignore[union-attr]
+    assert chunk.fileno() >= 0
     source.close()
+    with pytest.raises(racer.Closed):
+        chunk.fileno()
 
 
 def test_files_behind_a_full_stock_are_asked_about_when_they_are_loaded(

@@ -76,8 +76,19 @@ def test_a_large_window_takes_whole_huge_pages_and_leaves_its_neighbours(
     window.map_shared(fd, 0, 0, 16 * MIB)
     with window.view() as view:
         assert bytes(view) == content[start:stop]
-        # Page by page it is the end of the file, and no more, that may be touched.
         assert view[-1] == content[stop - 1]
+    os.close(fd)
+
+
+def test_nothing_is_mapped_behind_the_end_of_the_memory() -> None:
+    """Touching it would end the process."""
+    nbytes = 9 * MIB + PAGE
+    fd = memory(random.Random(2).randbytes(nbytes))
+    window = Window(0, nbytes)
+    window.map_shared(fd, 0, 0, nbytes)
+    lines = [x for x in Path("/proc/self/maps").read_text().splitlines() if "memfd:window" in x]
+    ends = [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in lines]
+    assert sum(stop - start for start, stop in ends) == nbytes
     os.close(fd)
 
 
