@@ -1,6 +1,6 @@
 """Memory that the daemon shares between all who read the same version: `Client.share`.
 
-Layer: on `messages`; a value with a lifetime. The daemon opened the bytes once, sealed them
+Layer: on `results`; values with a lifetime. The daemon opened the bytes once, sealed them
 against writing for good, and hands out read-only descriptors. Whoever maps them pays for the
 mapping only.
 """
