@@ -74,6 +74,7 @@ class Scene:
             yield Place(f"s3://{BUCKET}/{_PREFIX}", self._s3_environ())
         elif state in (State.RACERD_MEMORY, State.RACERD_SHARED):
             daemon = self._daemon_with_memory()
+            self._read_all(daemon)  # As the files of FILES_CACHED are read, right before.
             wait_unused(daemon, "share")
             yield self._served(daemon)
         elif state is State.RACERD_DISK:
@@ -159,12 +160,16 @@ class Scene:
 
     def _fill(self, daemon: DaemonProcess) -> None:
         """Reads every page once, and waits until all are on the disk."""
+        self._read_all(daemon)
+        wait_unused(daemon, "dirty")
+
+    @staticmethod
+    def _read_all(daemon: DaemonProcess) -> None:
         with racer.Client(socket=daemon.socket("local")) as client:
             sizes = {entry.url: entry.size for entry in client.list(_URL) if entry.size}
             with client.landing(max(sizes.values())) as landing:
                 for url, size in sizes.items():
                     landing.read(url, 0, size)
-        wait_unused(daemon, "dirty")
 
 
 def wait_unused(daemon: DaemonProcess, budget: str) -> None:
