@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from racerd.errors import RacerError, ResourceError, Retry
 from racerd.ids import ObjectId, PageId
 from racerd.origin.protocol import CancelToken
-from racerd.read.sources import Source
+from racerd.read.sources import Place, Source
 from racerd.runtime.deadline import Deadline, deadline_exceeded
 from racerd.runtime.threads import settled
 from racerd.telemetry import Metrics
@@ -50,13 +50,15 @@ class Flight:
 
     __slots__ = (
         "_landed", "_task", "_waiting", "cancel", "connection", "kept", "key", "landed", "patient",
-        "rung", "sealed", "started_at", "unwanted", "why", "wide_to",
+        "place", "rung", "sealed", "started_at", "unwanted", "why", "wide_to",
     )  # fmt: skip
 
-    def __init__(self, key: FlightKey, connection: Hashable) -> None:
-        """`connection` is the leader's: what the flight holds is charged to it."""
+    def __init__(self, key: FlightKey, connection: Hashable, place: Place | None) -> None:
+        """`connection` is the leader's: what the flight holds is charged to it. So is `place`,
+        where a page of plaintext may land; whoever acquires the page takes it."""
         self.key = key
         self.connection = connection
+        self.place = place
         self.rung = "start"
         self.why: dict[str, str] = {}  # Rung to the reason why it did not serve.
         self.cancel = CancelToken()
@@ -127,6 +129,7 @@ class FlightTable:
         key: FlightKey,
         connection: Hashable,
         acquire: Callable[[Flight], Awaitable[None]],
+        place: Place | None = None,
     ) -> Flight:
         """Starts a flight that runs `acquire`, which calls `Flight.land` or raises.
 
@@ -144,7 +147,7 @@ class FlightTable:
                 retry=Retry.SAME,
                 retry_after_seconds=1.0,
             )
-        flight = self._flights[key] = Flight(key, connection)
+        flight = self._flights[key] = Flight(key, connection, place)
         self._running.add(flight)
         self._metrics.flights.set(len(self._running))
         flight._task = asyncio.get_running_loop().create_task(self._run(flight, acquire))

@@ -19,7 +19,7 @@ from racerd.read.memory import PageLease
 from racerd.read.plan import PagePart, frame_span
 from racerd.read.request import ReadReport, RequestContext
 from racerd.read.services import ReadServices
-from racerd.read.sources import PlainShare, Source
+from racerd.read.sources import Place, PlainShare, Source
 from racerd.runtime.deadline import deadline_exceeded
 
 # Memory, disk and origin can fail once each; other readers may meanwhile put back what is bad.
@@ -51,21 +51,28 @@ class PageReader:
         *,
         wanted: PagePart | None = None,
         on_plain: Callable[[PageId, PlainShare], None] | None = None,
+        place: Place | None = None,
     ) -> str:
         """Writes `part` to its place in `destination`; returns the rung that served it.
 
         `wanted`: what will be read of the page in all, where that is more than `part`. `on_plain`
-        is shown plaintext that an origin sent, and may take a share of it. On return, error or
-        cancelling nobody touches `destination` any more. Raises as `serve`.
+        is shown plaintext that an origin sent, and may take a share of it. `place`: all of `part`
+        in `destination`, a whole page, where an origin's bytes may land. On return, error or
+        cancelling nobody touches `destination` any more, but for a fetch into `place` that was
+        left behind. Raises as `serve`.
         """
         page = PageId(version, part.index)
 
         async def deliver(source: Source) -> None:
-            if on_plain is not None and isinstance(source, PlainShare):
-                on_plain(page, source)
+            if isinstance(source, PlainShare):
+                if source.lies_in(place):
+                    self.count(page, source.rung, part.length)
+                    return
+                if on_plain is not None:
+                    on_plain(page, source)
             await self.deliver(source, page, part, destination, context)
 
-        return await self.serve(page, part, context, report, deliver, wanted=wanted)
+        return await self.serve(page, part, context, report, deliver, wanted=wanted, place=place)
 
     async def serve(
         self,
@@ -76,6 +83,7 @@ class PageReader:
         deliver: Callable[[Source], Awaitable[None]],
         *,
         wanted: PagePart | None = None,
+        place: Place | None = None,
     ) -> str:
         """Has sources of `page` delivered until one is good; returns the rung that had it.
 
@@ -87,7 +95,7 @@ class PageReader:
         skip: frozenset[str] = frozenset()
         for _ in range(_ATTEMPTS_MAX):
             try:
-                source = await self.acquire(page, wanted or part, context, skip)
+                source = await self.acquire(page, wanted or part, context, skip, place)
             except SourceError as error:
                 if bad:
                     raise _corrupt(page, bad, error) from error
@@ -133,12 +141,13 @@ class PageReader:
         wanted: PagePart,
         context: RequestContext,
         skip: frozenset[str] = frozenset(),
+        place: Place | None = None,
     ) -> Source:
         """Returns a source of `page`, from memory or from its flight; the caller releases it.
 
-        `wanted` is what will be read of it: a small part of a page on disk is read alone. Raises
-        what the rungs raised, ResourceError `deadline_exceeded` or `overloaded`. Cancelling
-        leaves the flight.
+        `wanted` is what will be read of it: a small part of a page on disk is read alone. `place`
+        is where the page may land, if its flight is led here. Raises what the rungs raised,
+        ResourceError `deadline_exceeded` or `overloaded`. Cancelling leaves the flight.
         """
         lease = self._services.memory.lease(page)
         if lease is not None:
@@ -146,12 +155,12 @@ class PageReader:
         context.deadline.check(f"reading {page.text}")
         key = self._key(page, wanted, skip)
         try:
-            return await self._fly(key, wanted, context)
+            return await self._fly(key, wanted, context, place)
         except RungsExhausted:
             if key.span is None:
                 raise
             # The frames could not be had from the disk: the page is asked for elsewhere, whole.
-            return await self._fly(self._whole(page, skip | {"disk"}), wanted, context)
+            return await self._fly(self._whole(page, skip | {"disk"}), wanted, context, place)
 
     async def acquire_whole(
         self, page: PageId, wanted: PagePart, context: RequestContext
@@ -191,25 +200,36 @@ class PageReader:
         """Readers that skip a disk which has no copy any more want what all others want."""
         return FlightKey(page, None, skip if self._services.store.contains(page) else frozenset())
 
-    async def _fly(self, key: FlightKey, wanted: PagePart, context: RequestContext) -> Source:
-        flight = self.join_or_lead(key, context)
+    async def _fly(
+        self,
+        key: FlightKey,
+        wanted: PagePart,
+        context: RequestContext,
+        place: Place | None = None,
+    ) -> Source:
+        flight = self.join_or_lead(key, context, place)
         return await self._services.flights.wait(
             flight, deadline=context.deadline, wide_to=wanted.stop
         )
 
-    def join_or_lead(self, key: FlightKey, context: RequestContext) -> Flight:
+    def join_or_lead(
+        self, key: FlightKey, context: RequestContext, place: Place | None = None
+    ) -> Flight:
         """The flight of `key`. The caller waits for it next."""
         flights = self._services.flights
         flight = flights.find(key)
         if flight is None:
-            return flights.lead(key, context.connection, self._acquire_and_keep)
+            return flights.lead(key, context.connection, self._acquire_and_keep, place)
         self._services.metrics.flight_joins.inc()
         return flight
 
     async def _acquire_and_keep(self, flight: Flight) -> None:
         """What the task of a flight runs."""
         ladder = self._ladder if flight.key.span is None else self._disk_only
-        source = await ladder.acquire(flight)
+        try:
+            source = await ladder.acquire(flight)
+        finally:
+            flight.place = None  # A disk had no use for it.
         flight.land(source)
         if isinstance(source, PlainShare):
             await self._services.keeper.keep(flight, source)

@@ -36,6 +36,7 @@ from racerd.read.request import ReadReport, RequestContext
 from racerd.read.rungs import OriginRung
 from racerd.read.services import ReadServices
 from racerd.read.shares import SharedPiece
+from racerd.read.sources import Place
 from racerd.read.strays import Strays
 from racerd.read.stream import PageStream
 from racerd.read.versions import Resolution, Versions
@@ -167,20 +168,26 @@ class CacheReader:
         stop: int,
         destination: memoryview,
         context: RequestContext,
+        place: Place | None = None,
     ) -> ReadReport:
         """Writes bytes [start, stop) of `version` to `destination`, which has just their length.
 
         On return, error or cancelling nobody touches `destination` any more; after an error it
-        holds verified bytes, zeros, or what lay there before. Raises ValueError for a range
-        outside; RequestError `version_changed`, `not_found`, `forbidden`; SourceError;
-        IntegrityError `corrupt`; ResourceError `overloaded`, `deadline_exceeded`, `draining`.
+        holds verified bytes, zeros, or what lay there before. `place`: the same memory, where it is
+        this process's own; whole pages of an origin land there at once, and a fetch that was left
+        behind, after an error or cancelling, may still write to it for a while.
+
+        Raises ValueError for a range outside; RequestError `version_changed`, `not_found`,
+        `forbidden`; SourceError; IntegrityError `corrupt`; ResourceError `overloaded`,
+        `deadline_exceeded`, `draining`.
         """
         if len(destination) != stop - start:
             raise ValueError(f"{len(destination)} bytes of room for {stop - start}")
         report = ReadReport()
 
         async def read(part: PagePart) -> str:
-            return await self._pages.read(version, part, destination, context, report)
+            own = place.part(part.offset, part.length) if place and part.whole else None
+            return await self._pages.read(version, part, destination, context, report, place=own)
 
         async def read_batch(parts: list[PagePart]) -> Sequence[PagePart]:
             return await self._batches.read(version, parts, destination, context, report)
@@ -265,7 +272,13 @@ class CacheReader:
         if not 0 <= at < version.size:
             raise ValueError(f"byte {at} is not in an object of {version.size}")
         with self._noting_changes(version):
-            return await self._services.shares.acquire(version, at, context, self.read_into)
+            return await self._services.shares.acquire(version, at, context, self._fill)
+
+    async def _fill(
+        self, version: ObjectVersion, start: int, place: Place, context: RequestContext
+    ) -> ReadReport:
+        stop = start + len(place.writable)
+        return await self.read_into(version, start, stop, place.writable, context, place)
 
     def shared(
         self, version: ObjectVersion, start: int, stop: int, count_max: int

@@ -22,7 +22,7 @@ from racerd.read.ladder import Miss
 from racerd.read.memory import FrameSlots, MemoryTier, PageLease
 from racerd.read.rooms import Rooms
 from racerd.read.settings import ReadSettings
-from racerd.read.sources import PlainPage, PlainShare
+from racerd.read.sources import Place, PlainPage, PlainShare
 from racerd.read.strays import Strays
 from racerd.runtime.budget import Charge
 from racerd.runtime.deadline import Deadline
@@ -181,9 +181,12 @@ class OriginRung:
         charge = await self._admission.take(
             self._admission.plaintext, length, connection=flight.connection, deadline=deadline
         )
-        room = self._rooms.take()
+        place, flight.place = flight.place, None
+        room = self._rooms.take() if place is None else None
         release = partial(self._release, charge, room)
-        job = self._threads.submit(partial(self._fetch, flight, length, deadline, room))
+        call = partial(self._fetch, flight, length, deadline, _memory(place, room))
+        job = self._threads.submit(call)
+        del call  # Only the job has the writable view, and drops it at its end.
         try:
             await asyncio.wait([job.future])
         except asyncio.CancelledError:
@@ -191,7 +194,10 @@ class OriginRung:
             raise
         if job.future.exception() is not None:
             release()
+            place = None  # The error refers to this frame, and must not keep the memory.
         view = job.future.result()
+        if place is not None and view.obj is place.writable.obj:
+            view = place.settled  # Of an origin that sends bodies in memory of its own, it is not.
         self._seconds.observe(time.perf_counter() - job.submitted_at)
         return PlainShare(PlainPage(page, view, release), self.name)
 
@@ -200,7 +206,7 @@ class OriginRung:
         self._rooms.give_back(room)
 
     def _fetch(
-        self, flight: Flight, length: int, deadline: Deadline, room: mmap.mmap | None
+        self, flight: Flight, length: int, deadline: Deadline, room: memoryview | None
     ) -> memoryview:
         """Runs on an `origin` thread."""
         page = flight.page
@@ -211,7 +217,7 @@ class OriginRung:
             start + length,
             deadline=deadline,
             cancel=flight.cancel,
-            room=None if room is None else memoryview(room),
+            room=room,
         )
         if len(view) != length:
             raise SourceError(
@@ -219,6 +225,12 @@ class OriginRung:
                 f"{self._origin.description} gave {len(view)} bytes of {page.text}, not {length}",
             )
         return view
+
+
+def _memory(place: Place | None, room: mmap.mmap | None) -> memoryview | None:
+    if place is not None:
+        return place.writable
+    return None if room is None else memoryview(room)
 
 
 def _read_frames(store: Store, page: PageId, slots: FrameSlots) -> Seal | None:

@@ -6,8 +6,11 @@ that adjoin, SHARE_CHUNK_BYTES of them) is opened once, into memory of this proc
 sealed against writing and handed to each reader as a read-only descriptor.
 
     filling --sealed--> ready --unused for a while, or its room is needed--> gone
-       |---failed------------------------------------------------------------> gone
-                          |--evicted by name--> retired --unused--> gone
+       |                  |--evicted by name--> retired --unused--> gone
+       |---failed, nobody waits--> abandoned --no fetch writes there any more--> gone
+
+What an origin sends lands in the chunk itself (`sources.Place`). A reader gets the chunk as soon as
+all is there; the pages are sealed for the cache from the same memory, before or after.
 
 One budget bounds all of it, from before the memory is made until the kernel says that nobody has it
 open or mapped any more: a reader may keep its mapping after its connection has ended, and what it
@@ -35,11 +38,12 @@ from racerd.ids import ObjectId, ObjectVersion
 from racerd.pages import PageGeometry
 from racerd.read.flight import twin
 from racerd.read.request import ReadReport, RequestContext
+from racerd.read.sources import Place
 from racerd.runtime.deadline import Deadline, deadline_exceeded
 from racerd.runtime.memory_map import HUGE_PAGE_BYTES
 from racerd.runtime.process import descriptors_max
 from racerd.runtime.shared_memory import PageKind, SharedMemory, sharing_trouble
-from racerd.runtime.threads import WorkerThreads, settled
+from racerd.runtime.threads import WorkerThreads, settled, without_frames
 from racerd.telemetry import Metrics
 from racerd.units import MIB, format_bytes, round_up
 
@@ -52,12 +56,11 @@ _FULL_SECONDS = 0.05  # How long a refusal holds: looking for room takes a look 
 _SWEEP_SECONDS = 0.003  # What one sweep may take of the loop; it goes on soon after.
 _SWEEP_PAUSE_SECONDS = 0.02
 
-# `(version, start, stop, destination, context)`, as `CacheReader.read_into`.
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
-Fill = Callable[
-    [ObjectVersion, int, int, memoryview, RequestContext], Awaitable[ReadReport]
-]  # fmt: skip
+Fill = Callable[[ObjectVersion, int, Place, RequestContext], Awaitable[ReadReport]]
+"""Writes the version's bytes from `start` on to the place, all of it. Once that is done, whoever
+still needs the bytes has them from `settled`; after an error, a fetch may write on for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,12 @@ class _Chunk:
     unwanted: bool = False
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
     task: asyncio.Task[ReadReport] | None = None
+
+    @property
+    def state(self) -> str:
+        if self.report is not None:
+            return "ready"
+        return "abandoned" if self.task is None else "filling"
 
     @property
     def evictable(self) -> bool:
@@ -272,9 +281,12 @@ class SharedLandings:
     def _ended(self, chunk: _Chunk, task: asyncio.Task[ReadReport]) -> None:
         """The task that filled `chunk` is over, or was cancelled before it began."""
         self._filling.discard(chunk)
+        chunk.task = None
         failure = None if task.cancelled() else task.exception()
         if task.cancelled():
             failure = ResourceError("draining", "filling shared memory was cancelled")
+        if failure is not None:
+            failure = self._told(failure, chunk)
         if failure is None:
             chunk.report = task.result()
             if chunk.unwanted and not chunk.waiting:
@@ -290,17 +302,19 @@ class SharedLandings:
             if failure is None:
                 waiter.set_result(None)
             else:
-                waiter.set_exception(self._told(failure, chunk))
+                waiter.set_exception(failure)
         self._keep_sweeping()
 
     def _told(self, failure: BaseException, chunk: _Chunk) -> RacerError:
-        """What those who wait are told of `failure`."""
+        """What those who wait are told of `failure`. Its frames go: they hold views of the memory."""
+        if not isinstance(failure, RacerError | OSError):
+            name = chunk.version.object_id.text
+            _LOG.error("filling shared memory of %s failed", name, exc_info=failure)
+        without_frames(failure)
         if isinstance(failure, RacerError):
             return failure
         if isinstance(failure, OSError):
             return self._no_memory(failure)
-        name = chunk.version.object_id.text
-        _LOG.error("filling shared memory of %s failed", name, exc_info=failure)
         return RacerError("internal", f"filling shared memory failed: {type(failure).__name__}")
 
     async def _fill(self, chunk: _Chunk, connection: Hashable, fill: Fill) -> ReadReport:
@@ -317,8 +331,9 @@ class SharedLandings:
         if memory.page_kind is PageKind.BASE:
             self._metrics.fallbacks.labels("share_huge_pages", "refused").inc()
         context = RequestContext(connection, Deadline.after(_FILL_SECONDS))
-        with memory.view() as view:
-            report = await fill(chunk.version, chunk.start, chunk.stop, view, context)
+        with memory.view() as writable, memory.settled() as settled:
+            place = Place(writable, settled)
+            report = await fill(chunk.version, chunk.start, place, context)
         await self._threads.run(memory.seal)
         return report
 
@@ -409,9 +424,14 @@ class SharedLandings:
             del self._chunks[key]
 
     def _free(self, chunk: _Chunk) -> None:
-        memory, chunk.memory = chunk.memory, None
-        if memory is not None:
-            memory.close()
+        """Closes the memory. It stays charged while a fetch that nobody waits for writes there."""
+        if chunk.memory is not None:
+            chunk.memory.close()
+            if chunk.memory.in_use() and not self._closed:
+                self._retired.append(chunk)
+                self._keep_sweeping()
+                return
+        chunk.memory = None
         self._charged_bytes -= chunk.charged_bytes
         chunk.charged_bytes = 0
 
@@ -438,7 +458,7 @@ class SharedLandings:
                 "object": chunk.version.object_id.text,
                 "start": chunk.start,
                 "stop": chunk.stop,
-                "state": "filling" if chunk.report is None else "ready",
+                "state": chunk.state,
                 "in_use": chunk.in_use(),
                 "retired": chunk in self._retired,
                 "pages": chunk.memory.page_kind.value if chunk.memory is not None else None,
@@ -465,11 +485,11 @@ class SharedLandings:
         self._retired.clear()
 
     async def _cancel(self, chunks: list[_Chunk]) -> None:
+        tasks = [chunk.task for chunk in chunks if chunk.task is not None]
         for chunk in chunks:
             self._abandon(chunk)
-        for chunk in chunks:
-            assert chunk.task is not None
-            await settled(chunk.task)
+        for task in tasks:
+            await settled(task)
 
 
 def _report(chunk: _Chunk, *, joined: bool) -> ReadReport:

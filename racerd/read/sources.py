@@ -3,14 +3,33 @@
 Layer: read; loop thread, but for the bytes themselves. A source is either a lease on sealed frames
 (`PageLease`: from memory or a disk), or a share of a page of plaintext that an origin has just
 sent. Plaintext is charged to its budget until the last share ends, and then dropped.
+
+It lies in a room of its own, or in the **place** that the flight's leader has for it: memory of
+this process that is handed to readers later, so that nothing needs to be copied there. Never a
+client's memory: the client could write to it while it is sealed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from racerd.ids import PageId
 from racerd.read.memory import PageLease
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where bytes may land. `settled` shows what `writable` holds, and nobody can write through it:
+    it stays good when writing has ended. Who has `writable` lets go of it as soon as it is filled.
+    """
+
+    writable: memoryview
+    settled: memoryview
+
+    def part(self, start: int, length: int) -> Place:
+        stop = start + length
+        return Place(self.writable[start:stop], self.settled[start:stop])
 
 
 class PlainPage:
@@ -46,6 +65,10 @@ class PlainShare:
     def view(self) -> memoryview:
         assert self._page is not None, "a share that ended is not read"
         return self._page.view
+
+    def lies_in(self, place: Place | None) -> bool:
+        """Whether the page landed in just this place."""
+        return place is not None and self.view is place.settled
 
     def share(self) -> PlainShare:
         assert self._page is not None, "a share that ended is not shared"

@@ -32,6 +32,7 @@ _STEP_BYTES = 1 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _MADV_COLLAPSE = 25
 _NO_ACCESS = 0
+_READ_ONLY = mmap.PROT_READ
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 _SHARED_THERE = mmap.MAP_SHARED | 0x100000  # MAP_FIXED_NOREPLACE; before Linux 4.17 a mere wish.
@@ -48,38 +49,46 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class MemoryMap:
-    """Bytes [offset, offset + nbytes) of a memfd, readable and writable.
+    """Bytes [offset, offset + nbytes) of a memfd, readable, and writable unless `writable` is off.
 
     Views keep the mapping alive by themselves: what is unmapped cannot be touched any more,
     structurally. Safe from any thread, as long as `close` is called by one.
     """
 
-    def __init__(self, fd: int, offset: int, nbytes: int) -> None:
+    def __init__(self, fd: int, offset: int, nbytes: int, *, writable: bool = True) -> None:
         """Maps at once, for at least one byte. Raises OSError. The descriptor stays the caller's,
-        who may close it."""
+        who may close it. A mapping that is not writable never can be made so, if the descriptor is
+        read-only."""
         start = offset - offset % _PAGE_BYTES
         self.nbytes = nbytes
-        space = _Space(fd, start, round_up(offset + nbytes, _PAGE_BYTES) - start)
+        access = _READ_WRITE if writable else _READ_ONLY
+        space = _Space(fd, start, round_up(offset + nbytes, _PAGE_BYTES) - start, access)
         self._address = space.address + offset - start
+        self._writable = writable
         array = (ctypes.c_char * nbytes).from_address(self._address)
         array.space = space  # type: ignore[attr-defined]  # A view keeps it alive.
         self._array: ctypes.Array[ctypes.c_char] | None = array
+        self._mapped = weakref.ref(array)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it is mapped still: not closed, or closed while a view was held that still is."""
+        return self._mapped() is not None
 
     def view(self) -> memoryview:
-        """All of it, writable."""
+        """All of it."""
         if self._array is None:
             raise ValueError("the memory is not mapped any more")
-        return memoryview(self._array).cast("B")
+        view = memoryview(self._array).cast("B")
+        return view if self._writable else view.toreadonly()
 
     def close(self) -> None:
         """Unmaps; done twice it does nothing. Raises BufferError where a view is still held: the
         last of them unmaps then."""
-        array, self._array = self._array, None
-        if array is None:
+        if self._array is None:
             return
-        held = weakref.ref(array)
-        del array
-        if held() is not None:
+        self._array = None
+        if self.mapped:
             raise BufferError("memory cannot be unmapped while a view of it is held")
 
     def populate(self, start: int, stop: int) -> int:
@@ -115,11 +124,11 @@ class MemoryMap:
 class _Space:
     """The addresses, unmapped when nobody refers to this any more."""
 
-    def __init__(self, fd: int, offset: int, nbytes: int) -> None:
+    def __init__(self, fd: int, offset: int, nbytes: int, access: int) -> None:
         """`offset` and `nbytes` are multiples of the page size."""
         self.address = 0
         self.nbytes = nbytes
-        self.address = _map(fd, offset, nbytes)
+        self.address = _map(fd, offset, nbytes, access)
         for advice in (mmap.MADV_DONTDUMP, mmap.MADV_DONTFORK):
             if _libc.madvise(self.address, nbytes, advice) != 0:
                 raise _last_error()
@@ -129,7 +138,7 @@ class _Space:
             _libc.munmap(self.address, self.nbytes)
 
 
-def _map(fd: int, offset: int, nbytes: int) -> int:
+def _map(fd: int, offset: int, nbytes: int, access: int) -> int:
     """Returns an address that agrees with `offset` to 2 MiB, if there is one. Raises OSError.
 
     Free addresses are found by reserving too many, and taken after they were given back: nothing
@@ -137,12 +146,12 @@ def _map(fd: int, offset: int, nbytes: int) -> int:
     """
     for _ in range(_TRIES):
         wanted = _free_address(offset % HUGE_PAGE_BYTES, nbytes)
-        address = _mmap(wanted, nbytes, _READ_WRITE, _SHARED_THERE, fd, offset)
+        address = _mmap(wanted, nbytes, access, _SHARED_THERE, fd, offset)
         if address is not None:
             return address
         if ctypes.get_errno() != errno.EEXIST:
             raise _last_error()
-    address = _mmap(0, nbytes, _READ_WRITE, mmap.MAP_SHARED, fd, offset)
+    address = _mmap(0, nbytes, access, mmap.MAP_SHARED, fd, offset)
     if address is None:
         raise _last_error()
     return address

@@ -2,8 +2,10 @@
 
 Layer: bottom; any thread, one at a time. A memfd with every page allocated: `view` is writable
 until `seal`, which takes the writing away from everybody, this process included, for good
-(F_SEAL_WRITE, and against growing, shrinking and further seals). From then on the one descriptor
-kept here is read-only, and each `reader` is a read-only descriptor of its own.
+(F_SEAL_WRITE, and against growing, shrinking and further seals; the kernel refuses it while anybody
+could still write). From then on the one descriptor kept here is read-only, and each `reader` is a
+read-only descriptor of its own. `settled` shows the same bytes to this process, and may be held
+through sealing and beyond `close`.
 
 Who still uses it is the kernel's knowledge, not ours to count: a reader's descriptor, in its table,
 in a socket on the way to it, or behind a mapping that outlives both, all keep the file open. A
@@ -18,6 +20,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from enum import Enum
 
 from racerd.runtime.memory_map import HUGE_PAGE_BYTES, MemoryMap
@@ -43,9 +46,11 @@ class SharedMemory:
         self.allocated_bytes = round_up(nbytes, HUGE_PAGE_BYTES)
         self._fd = os.memfd_create("racerd-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._map: MemoryMap | None = None
+        self._settled: MemoryMap | None = None
         self._sealed = False
         try:
             os.ftruncate(self._fd, self.allocated_bytes)
+            self._settled = self._map_settled()
             self._map = MemoryMap(self._fd, 0, self.allocated_bytes)
             huge = self._map.collapse(0, self.allocated_bytes)
             self.page_kind = PageKind.HUGE if huge else PageKind.BASE
@@ -58,14 +63,19 @@ class SharedMemory:
 
     def view(self) -> memoryview:
         """The `nbytes`, writable, until `seal`. The caller releases the view before that."""
-        assert self._map is not None, "sealed memory is not written to"
+        assert not self._sealed and self._map is not None, "sealed memory is not written to"
         return self._map.view()[: self.nbytes]
 
+    def settled(self) -> memoryview:
+        """The same bytes, never writable. Nobody needs to release it; until then it is `in_use`."""
+        assert not self._sealed and self._settled is not None
+        return self._settled.view()[: self.nbytes]
+
     def seal(self) -> None:
-        """Ends writing. Raises OSError, and BufferError where a view is still held."""
-        assert self._map is not None, "memory is sealed once"
+        """Ends writing. Raises OSError, and BufferError where a writable view is still held."""
+        assert not self._sealed and self._map is not None, "memory is sealed once"
         self._map.close()
-        self._map = None
+        self._close_settled()
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
         writable, self._fd = self._fd, self._open_again()
         os.close(writable)
@@ -79,8 +89,11 @@ class SharedMemory:
     def in_use(self) -> bool:
         """Whether anybody else has this memory open or mapped, as far as can be told.
 
-        Two system calls. Where the kernel does not answer, it is used.
+        Two system calls. Where the kernel does not answer, it is used. After `close`: whether a
+        view of ours is left, which keeps all of the memory.
         """
+        if self._fd < 0:
+            return any(m is not None and m.mapped for m in (self._map, self._settled))
         if not self._sealed:
             return True
         try:
@@ -91,18 +104,27 @@ class SharedMemory:
         return False
 
     def close(self) -> None:
-        """Gives it up; done twice it does nothing. Readers keep what they have."""
-        mapping, self._map = self._map, None
-        if mapping is not None:
-            try:
-                mapping.close()
-            except BufferError:
-                # The traceback of a failed read holds a view that nobody will use: unmapping is
-                # left to the last of them.
-                del mapping
+        """Gives it up; done twice it does nothing. Readers keep what they have, and so does a
+        thread that still writes where nobody will read: see `in_use`."""
+        if self._map is not None:
+            with suppress(BufferError):  # Unmapping is left to the last view.
+                self._map.close()
+        self._close_settled()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def _map_settled(self) -> MemoryMap:
+        reader = self._open_again()
+        try:
+            return MemoryMap(reader, 0, self.allocated_bytes, writable=False)
+        finally:
+            os.close(reader)
+
+    def _close_settled(self) -> None:
+        if self._settled is not None:
+            with suppress(BufferError):  # As above.
+                self._settled.close()
 
     def _open_again(self) -> int:
         """A description of its own, so that a lease can tell it from ours."""

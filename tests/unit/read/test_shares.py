@@ -10,15 +10,17 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 
 from racerd.errors import RacerError, RequestError
-from racerd.ids import ObjectId, ObjectVersion
+from racerd.ids import ObjectId, ObjectVersion, PageId
 from racerd.pages import PageGeometry
 from racerd.read.request import ReadReport, RequestContext
 from racerd.read.shares import SHARE_CHUNK_BYTES, SharedLandings, SharedPiece
+from racerd.read.sources import Place
 from racerd.runtime.deadline import Deadline
 from racerd.runtime.memory_map import HUGE_PAGE_BYTES
 from racerd.runtime.shared_memory import SharedMemory
@@ -45,8 +47,9 @@ class Filling:
         self.ended = 0
 
     async def __call__(
-        self, version: ObjectVersion, start: int, stop: int, out: memoryview, _: RequestContext
+        self, version: ObjectVersion, start: int, place: Place, _: RequestContext
     ) -> ReadReport:
+        out = place.writable
         self.calls += 1
         self.arrived.set()
         try:
@@ -534,5 +537,162 @@ def test_what_is_shared_during_an_eviction_is_given_to_nobody_afterwards(tmp_pat
             go_on.set()
             await evicting
             assert rig.services.shares.describe() == []
+
+    uvloop.run(main())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Lets the loop go on until it holds: what is waited for tells nobody."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+def places_of(rig: ReadRig) -> list[bool]:
+    """Whether each fetch from now on is given a place; filled as they come."""
+    found: list[bool] = []
+    fetch = rig.origin.fetch
+
+    def noting(*args: Any, room: memoryview | None = None, **options: Any) -> memoryview:
+        found.append(room is not None)
+        return fetch(*args, room=room, **options)
+
+    rig.origin.fetch = noting  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("uses_rooms", [True, False])
+def test_pages_of_an_origin_land_where_they_are_shared(tmp_path: Path, uses_rooms: bool) -> None:
+    """R5, R21: they are not copied there; others of the flight, and the cache, get them, too."""
+    data = content(2 * 64 * KIB + 100)
+
+    async def main() -> None:
+        async with ReadRig(tmp_path, settings=small_settings(share_bytes=64 * MIB)) as rig:
+            rig.origin.put(b"k", data)
+            rig.origin.uses_rooms = uses_rooms
+            found = places_of(rig)
+            copied: list[str] = []
+            submit = rig.threads.open.submit_pieces
+
+            def noting(pieces: Any, **options: Any) -> Any:
+                names = [getattr(piece, "func", piece).__name__ for piece in pieces]
+                copied.extend(name for name in names if name == "_copy")
+                return submit(pieces, **options)
+
+            rig.threads.open.submit_pieces = noting  # type: ignore[method-assign]
+            version = rig.version()
+            rig.origin.hold()
+            sharing = asyncio.ensure_future(rig.reader.share(version, 0, rig.context()))
+            await rig.arrived(3)
+            reading = asyncio.ensure_future(rig.read(version, connection="two"))
+            await until(lambda: rig.metric("racer_flight_joins_total") == 3)
+            rig.origin.release()
+            piece = await sharing
+            assert read(piece) == data
+            assert (await reading)[0] == data
+            assert found == [True] * 3
+            # The other reader's, of which one is small enough for the loop; and ours, if need be.
+            assert len(copied) == (8 if uses_rooms else 16)
+            await rig.flights_over()
+            assert await rig.read(version) == (data, {"memory": len(data)})
+            assert not rig.services.shares.describe()[0]["in_use"]
+
+    uvloop.run(main())
+
+
+def test_memory_is_ready_before_its_pages_are_sealed(tmp_path: Path) -> None:
+    """Where the cache has no room for a page, readers do not wait for some."""
+    data = content(64 * KIB)
+
+    async def main() -> None:
+        settings = small_settings(share_bytes=64 * MIB)
+        async with ReadRig(tmp_path, settings=settings, pages_in_memory=1, disk_bytes=0) as rig:
+            rig.origin.put(b"k", data)
+            rig.origin.put(b"first", content(64 * KIB, 1))
+            await rig.read(rig.version(b"first"))
+            await rig.flights_over()
+            (held,) = rig.services.memory.pages_of(rig.object_id(b"first"))
+            lease = rig.services.memory.lease(held.id)
+            assert lease is not None
+            piece = await rig.reader.share(rig.version(), 0, rig.context())
+            assert read(piece) == data
+            (described,) = rig.services.shares.describe()
+            assert described["in_use"], "the page that waits to be sealed lies there"
+            lease.release()
+            await rig.flights_over()
+            assert rig.services.memory.contains(PageId(rig.version(), 0))
+            assert await rig.read(rig.version()) == (data, {"memory": len(data)})
+            assert not rig.services.shares.describe()[0]["in_use"]
+
+    uvloop.run(main())
+
+
+def test_memory_that_a_fetch_still_writes_to_stays_charged(tmp_path: Path) -> None:
+    """R7, R8: nobody waits for the fetch any more, and it does not stop: it has the memory."""
+
+    async def main() -> None:
+        async with ReadRig(tmp_path, settings=small_settings(share_bytes=64 * MIB)) as rig:
+            rig.origin.put(b"k", content(64 * KIB))
+            shares = rig.services.shares
+            rig.origin.hold(obeys_cancel=False)
+            sharing = asyncio.ensure_future(rig.reader.share(rig.version(), 0, rig.context()))
+            await rig.arrived()
+            sharing.cancel()
+            await asyncio.wait([sharing])
+            await until(lambda: shares.describe()[0]["state"] == "abandoned")
+            assert shares.charged_bytes == HUGE_PAGE_BYTES
+            rig.origin.release()
+            await rig.services.strays.close()
+            await rig.reader._strays.close()
+            await rig.flights_over()
+            shares._reap()
+            assert shares.describe() == []
+            assert shares.charged_bytes == 0
+
+    uvloop.run(main())
+
+
+def test_who_joined_gets_the_page_though_the_memory_was_given_up(tmp_path: Path) -> None:
+    """R6, R7: the flight goes on for the other reader, into memory that nobody shares any more."""
+    data = content(64 * KIB)
+
+    async def main() -> None:
+        async with ReadRig(tmp_path, settings=small_settings(share_bytes=64 * MIB)) as rig:
+            rig.origin.put(b"k", data)
+            version, shares = rig.version(), rig.services.shares
+            rig.origin.hold()
+            sharing = asyncio.ensure_future(rig.reader.share(version, 0, rig.context()))
+            await rig.arrived()
+            reading = asyncio.ensure_future(rig.read(version, connection="two"))
+            await until(lambda: rig.metric("racer_flight_joins_total") == 1)
+            sharing.cancel()
+            await asyncio.wait([sharing])
+            again = asyncio.ensure_future(rig.reader.share(version, 0, rig.context()))
+            await until(lambda: rig.metric("racer_flight_joins_total") == 2)
+            rig.origin.release()
+            assert (await reading)[0] == data
+            assert read(await again) == data
+            await rig.flights_over()
+            shares._reap()
+            assert [chunk["state"] for chunk in shares.describe()] == ["ready"]
+            assert shares.charged_bytes == HUGE_PAGE_BYTES
+            assert rig.origin.fetches == {(b"k", 0): 1}
+
+    uvloop.run(main())
+
+
+def test_a_fetch_that_fails_leaves_no_memory_behind(tmp_path: Path) -> None:
+    """R8: not in the error either, which those who waited may keep."""
+
+    async def main() -> None:
+        async with ReadRig(tmp_path, settings=small_settings(share_bytes=64 * MIB)) as rig:
+            rig.origin.put(b"k", content(3 * 64 * KIB))
+            version = rig.version()
+            del rig.origin.objects["b", b"k"]
+            with pytest.raises(RequestError) as caught:
+                await rig.reader.share(version, 0, rig.context())
+            assert caught.value.code == "not_found"
+            await rig.flights_over()
+            rig.services.shares._reap()
+            assert rig.services.shares.charged_bytes == 0
 
     uvloop.run(main())

@@ -184,3 +184,36 @@ def test_memory_without_huge_pages_is_as_good(monkeypatch: pytest.MonkeyPatch) -
 
 def test_this_system_can_share() -> None:
     assert sharing_trouble() is None
+
+
+def test_what_is_settled_outlives_sealing_and_closing() -> None:
+    """Whoever still needs the bytes has them; nobody can write through it, and it counts as use."""
+    memory = SharedMemory(5 * MIB)
+    with memory.view() as view:
+        view[:3] = b"abc"
+        settled = memory.settled()
+    assert settled.readonly
+    assert settled.nbytes == 5 * MIB
+    memory.seal()
+    assert settled[:3] == b"abc"
+    assert memory.in_use()
+    memory.close()
+    assert settled[:3] == b"abc"
+    assert memory.in_use()
+    settled.release()
+    assert not memory.in_use()
+
+
+def test_memory_that_somebody_can_still_write_to_is_not_sealed() -> None:
+    """R7: a thread that was left behind must not write to what readers have."""
+    memory = SharedMemory(100)
+    view = memory.view()
+    with pytest.raises(BufferError):
+        memory.seal()
+    with pytest.raises(OSError, match="busy"):  # Nor by trying again: the kernel refuses it.
+        memory.seal()
+    view[:1] = b"x"
+    memory.close()
+    assert memory.in_use()
+    view.release()
+    assert not memory.in_use()
