@@ -306,7 +306,7 @@ class SharedLandings:
         self._keep_sweeping()
 
     def _told(self, failure: BaseException, chunk: _Chunk) -> RacerError:
-        """What those who wait are told of `failure`. Its frames go: they hold views of the memory."""
+        """What those who wait are told of `failure`. Its frames, which hold the memory, go."""
         if not isinstance(failure, RacerError | OSError):
             name = chunk.version.object_id.text
             _LOG.error("filling shared memory of %s failed", name, exc_info=failure)
