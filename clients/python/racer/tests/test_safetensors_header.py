@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -201,9 +202,9 @@ def test_legal_with_four_bytes(header: str) -> None:
         ('{"__metadata__":{}}', "4 bytes behind the start"),
         ('{"a":{' + FIELDS + ',"more":' + "[" * 126 + "]" * 126 + "}}", "nested more than 127"),
         ('{"a":' + '{"a":' * 2_000, "nested more than 127"),
-        ('{"a":' + '{"a":' * 200_000, "arrays and objects in"),
+        ('{"a":' + '{"a":' * 200_000, "nested more than 127 deep"),
         ("[" * 200_000 + "]" * 200_000, "arrays and objects in"),
-        ('"' + "[" * 200_000, "arrays and objects in"),
+        ('"' + "[" * 200_000, "not JSON: Unterminated string"),
         ('{"a":{' + FIELDS + ',"more":[' + "[]," * 6_000 + "0]}}", "arrays and objects in"),
     ],
 )
@@ -355,6 +356,18 @@ class TestFiles:
         path.write_bytes(content)
         assert parse_file(path) == parse_file(str(path)) == parse_header(content, len(content))
 
+    def test_names_of_files_are_not_trusted_either(self, tmp_path: Path) -> None:
+        """R37: any name of a file can be told of, as text or bytes, and forges no line of a log."""
+        for name in (b"plain\xc3\xa9", b"line\nfeed\x1b[2J", b"no utf-8 \xff"):
+            path = os.path.join(os.fsencode(tmp_path), name + b".safetensors")
+            with open(path, "wb"):
+                pass
+            for given in (path, os.fsdecode(path)):
+                with pytest.raises(SafetensorsError, match="too short") as caught:
+                    parse_file(given)
+                assert str(caught.value).isprintable()
+                assert os.fsencode(caught.value.file or "") == path
+
     def test_trailing_bytes(self, tmp_path: Path) -> None:
         """L55: trailing bytes are refused on each path."""
         content, _ = model_file({"a": ("U8", (4,))})
@@ -389,6 +402,23 @@ def test_the_densest_header_is_read() -> None:
     text = "{" + ",".join(f'"{name}":{entry}' for name in alphabet) + "}"
     content = raw_file(text)
     assert len(parse_header(content, len(content)).tensors) == 20_000
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["[" + '"",' * 300_000 + "0]", '"' + "\\\\ab" * 250_000 + "\\ud83d\\ude00" + '"'],
+    ids=["strings", "escapes"],
+)
+def test_looking_costs_no_more_memory_than_reading(more: str) -> None:
+    """R37: what strings and escapes are looked through with is small beside the header."""
+    content = raw_file('{"a":{' + FIELDS + ',"more":' + more + "}}", FOUR)
+    tracemalloc.start()
+    try:
+        assert len(parse_header(content, len(content)).tensors) == 1
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 15 * len(content)
 
 
 def test_cost_grows_with_the_header_only() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from racer.safetensors import SafetensorsError, parse_header
+from racer.safetensors import SafetensorsError, parse_header, strict_json
 from racer.safetensors.strict_json import StrictJsonError, loads_untrusted
 from tests.support.safetensors_bytes import BITS, byte_count, model_file, raw_file
 
@@ -105,6 +105,25 @@ def _as_read(value: Any) -> Any:
     if type(value) is dict:
         return {key: _as_read(member) for key, member in value.items()}
     return value
+
+
+tricky = st.text(st.sampled_from('[]{}"\\\\\\a'), max_size=9)
+
+
+@given(st.dictionaries(tricky, st.lists(tricky | st.just({})), max_size=4), st.integers(1, 12))
+def test_brackets_are_those_outside_of_strings(value: Any, at_once: int) -> None:
+    """R37: whatever strings hold, and wherever the text is cut to look at it in parts."""
+    text = json.dumps(value).encode()
+    expected, inside, escaped = bytearray(), False, False
+    for byte in text:
+        if not inside and byte in b"[]{}":
+            expected.append(byte)
+        if byte == ord('"') and not escaped:
+            inside = not inside
+        escaped = byte == ord("\\") and not escaped
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(strict_json, "_MARKS_AT_ONCE", at_once)
+        assert b"".join(strict_json._brackets(text)) == expected
 
 
 @given(near_headers, st.binary(max_size=8))

@@ -43,7 +43,9 @@ class SafetensorsError(RacerError, ValueError):
         self.unsupported = unsupported
 
     def __str__(self) -> str:
-        parts = [self.file] if self.file is not None else []
+        parts = []
+        if self.file is not None:
+            parts.append(self.file if self.file.isprintable() else ascii(self.file))
         if self.tensor is not None:
             parts.append(f"tensor {quoted(self.tensor)}")
         message = ": ".join([*parts, self.reason])

@@ -12,12 +12,12 @@ from racer.safetensors.errors import SafetensorsError
 from racer.safetensors.header import LENGTH_BYTES, Header, header_stop_untrusted, parse_header
 
 
-def parse_file(path: str | os.PathLike[str]) -> Header:
+def parse_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Header:
     """The checked header of the file at `path`.
 
     Raises SafetensorsError if it is not a safetensors file, OSError if it cannot be read.
     """
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     # O_NONBLOCK: opening a FIFO must not wait for a writer; it means nothing for files.
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from racer.safetensors.errors import quoted
@@ -33,12 +34,13 @@ _U64_DIGITS_MAX = 20
 _BYTES_PER_CONTAINER_MIN = 16
 _CONTAINERS_UNCOUNTED_MAX = 4096
 
-# Possessive repeats: a string with a million escapes must not cost a million saved states.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_QUOTED = re.compile(rb'"[^"]*+"')
+_NOT_MARKS = bytes(set(range(256)) - set(b'"[]{}'))
+# `sub` takes some 180 bytes of memory for each match: what it is given has an end.
+_MARKS_AT_ONCE = 64 << 10
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_ESCAPES_IN_ORDER = re.compile(r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SURROGATE_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
 
 class StrictJsonError(ValueError):
@@ -87,20 +89,39 @@ def loads_untrusted(text: bytes) -> Any:
 
 
 def _check_structure(text: bytes) -> None:
-    brackets = _STRING.sub(b"", text).translate(None, _NOT_BRACKETS)
-    containers = brackets.count(b"[") + brackets.count(b"{")
-    if containers > _CONTAINERS_UNCOUNTED_MAX + len(text) // _BYTES_PER_CONTAINER_MIN:
-        raise StrictJsonError(f"{containers:,} arrays and objects in {len(text):,} bytes")
-    depth = 0
-    for bracket in brackets:
-        depth += 1 if bracket in b"[{" else -1
-        if depth > DEPTH_MAX:
-            raise StrictJsonError(f"nested more than {DEPTH_MAX} deep")
+    allowed = _CONTAINERS_UNCOUNTED_MAX + len(text) // _BYTES_PER_CONTAINER_MIN
+    containers = depth = 0
+    for brackets in _brackets(text):
+        containers += brackets.count(b"[") + brackets.count(b"{")
+        if containers > allowed:
+            raise StrictJsonError(
+                f"more than {allowed:,} arrays and objects in {len(text):,} bytes"
+            )
+        for bracket in brackets:
+            depth += 1 if bracket in b"[{" else -1
+            if depth > DEPTH_MAX:
+                raise StrictJsonError(f"nested more than {DEPTH_MAX} deep")
+
+
+def _brackets(text: bytes) -> Iterator[bytes]:
+    """The brackets of `text` that are in no string, part by part.
+
+    Where `text` is no JSON they are right up to the first fault, at which the scanner ends too.
+    """
+    # Escaped backslashes go first, so that a backslash before a quote is one that escapes it.
+    marks = text.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_MARKS)
+    inside = b""
+    for start in range(0, len(marks), _MARKS_AT_ONCE):
+        part = inside + marks[start : start + _MARKS_AT_ONCE]
+        inside = b'"' if part.count(b'"') % 2 else b""  # The next part is in a string still.
+        yield _QUOTED.sub(b"", part + inside)
 
 
 def _check_surrogates(text: str) -> None:
-    # Whole pairs and escaped backslashes are taken out from left to right; what is left is alone.
-    if _SURROGATE.search(text) and _SURROGATE.search(_ESCAPES_IN_ORDER.sub(" ", text)):
+    # Escaped backslashes, then whole pairs are taken out: what is left is alone.
+    if _SURROGATE.search(text) and _SURROGATE.search(
+        _SURROGATE_PAIR.sub(" ", text.replace(r"\\", " "))
+    ):
         raise StrictJsonError("a string holds half a surrogate pair")
 
 
