@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import racer
+from tests.servers.s3 import KEY, SECRET, moto
 from tests.support.safetensors_bytes import model_file, pattern
 from tools.daemon_process import DaemonProcess
 
@@ -99,12 +100,42 @@ def test_reading(files: Any, tmp_path: Path) -> None:
     assert (tmp_path / "copy/er/x.txt").read_bytes() == b"line 1\nline 2\n"
 
 
+def test_what_cannot_be_known_is_not_denied(files: Any, daemon: DaemonProcess) -> None:
+    """L34: without a daemon nothing is said not to be there; there is an error."""
+    assert files.isfile("local/bucket/empty") and not files.isfile("local/bucket/deep")
+    assert not files.isfile("local/bucket/nope")
+    daemon.stop()
+    # A client waits for a daemon that is being replaced: not here.
+    files = fsspec.filesystem(
+        "racer", run_dir=daemon.run_dir, timeout=0.1, skip_instance_cache=True
+    )
+    for asked in (files.exists, files.isfile, files.isdir, files.glob):
+        with pytest.raises(racer.DaemonUnavailable):
+            asked("local/bucket/weights.bin")
+    files.client.close()
+
+
+@pytest.mark.parametrize(
+    "cache_type",
+    ["none", "all", "readahead", "bytes", "blockcache", "background", "first"],
+)
+def test_every_cache_of_fsspec(files: Any, cache_type: str) -> None:
+    """R3: parts of a file, in any order, through whichever cache the caller chose."""
+    with files.open("local/bucket/weights.bin", cache_type=cache_type, block_size=70_000) as file:
+        for start, stop in ((100_001, 250_000), (299_995, 300_000), (0, 10)):
+            file.seek(start)
+            assert file.read(stop - start) == WEIGHTS[start:stop]
+
+
 def test_it_is_read_only(files: Any) -> None:
     """R34: nothing here can write to an origin."""
     with pytest.raises(PermissionError, match="read-only"):
         files.open("local/bucket/new", "wb")
     with pytest.raises(PermissionError, match="read-only"):
         files.rm("local/bucket/weights.bin")
+    for folders in (files.makedirs, files.mkdir, files.rmdir):
+        with pytest.raises(PermissionError, match="read-only"):
+            folders("local/bucket/deep")
     with pytest.raises(IsADirectoryError):
         files.open("local/bucket/deep")
 
@@ -126,6 +157,40 @@ def test_it_goes_to_other_processes(files: Any) -> None:
         assert copy.cat_file("local/bucket/deep/er/x.txt") == b"line 1\nline 2\n"
     finally:
         copy.client.close()
+
+
+def test_an_open_file_goes_too(files: Any, tmp_path: Path) -> None:
+    """R33, L39: at its position, and still as the version that was opened."""
+    with files.open("local/bucket/weights.bin", block_size=1000) as file:
+        file.seek(100)
+        copy = pickle.loads(pickle.dumps(file))
+    try:
+        assert (copy.tell(), copy.read(5)) == (100, WEIGHTS[100:105])
+        (tmp_path / "objects/bucket/weights.bin").write_bytes(bytes(400_000))
+        late = pickle.loads(pickle.dumps(copy))
+        late.seek(200_000)
+        with pytest.raises(racer.VersionChanged):
+            late.read(5)
+        late.fs.client.close()
+    finally:
+        copy.fs.client.close()
+
+
+@pytest.mark.servers
+def test_keys_with_empty_parts(tmp_path: Path) -> None:
+    """R38: what lies behind "//" is found under its own name; no folder is in itself."""
+    environ = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ALLOW_HTTP": "true"}
+    with moto(tmp_path / "moto", ["bucket"]) as s3:
+        for key in (b"d/x", b"d//y", b"d///z", b"d//e/f", b"d/" + b"/" * 30 + b"g"):
+            s3.put("bucket", key, key)
+        environ |= {"AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL_S3": s3.url}
+        with DaemonProcess(tmp_path / "d", caches={"s3": "s3://"}, environ=environ) as daemon:
+            files = fsspec.filesystem("racer", run_dir=daemon.run_dir, skip_instance_cache=True)
+            found = files.find("s3/bucket")
+            wanted = ["d/x", "d//y", "d///z", "d//e/f", "d/" + "/" * 30 + "g"]
+            assert sorted(found) == sorted(f"s3/bucket/{key}" for key in wanted)
+            assert files.cat_file("s3/bucket/d//y") == b"d//y"
+            files.client.close()
 
 
 def test_safe_open(daemon: DaemonProcess) -> None:

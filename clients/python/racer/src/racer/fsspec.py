@@ -62,14 +62,24 @@ class RacerFileSystem(AbstractFileSystem):  # type: ignore[misc]
             for cache in self.client.caches():
                 yield _directory(cache)
             return
-        folder = RacerUrl.parse(f"{SCHEME}{path}/" if "/" in path else SCHEME + path)
         with _translated(path):
             try:
-                for entry in self.client.list(folder, recursive=False):
-                    if entry.url != str(folder):  # The marker object of a folder made by hand.
-                        yield _detail(entry)
+                yield from self._listed(
+                    RacerUrl.parse(f"{SCHEME}{path}/" if "/" in path else SCHEME + path)
+                )
             except NotFound:
                 return  # A web server cannot list: files are found by name only.
+
+    def _listed(self, folder: RacerUrl) -> Iterator[dict[str, Any]]:
+        folders = [folder]
+        while folders:
+            folder = folders.pop()
+            for entry in self.client.list(folder, recursive=False):
+                if entry.is_prefix and entry.url == f"{folder}/":
+                    # Of keys with "//": without a name, it would be its own parent here.
+                    folders.append(RacerUrl.parse(entry.url))
+                elif entry.url != str(folder):  # The marker object of a folder made by hand.
+                    yield _detail(entry)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Size, type and ETag. Raises FileNotFoundError."""
@@ -85,6 +95,21 @@ class RacerFileSystem(AbstractFileSystem):  # type: ignore[misc]
             except NotFound:
                 return self._known_directory(path)
         return {"name": path, "size": stat.size, "type": "file", "ETag": stat.etag}
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """Raises what keeps it from being known, be it that no daemon answers."""
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def isfile(self, path: str) -> bool:
+        """As `exists`."""
+        try:
+            return bool(self.info(path)["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     def _known_directory(self, path: str) -> dict[str, Any]:
         if next(self._children(path), None) is None:
@@ -112,12 +137,12 @@ class RacerFileSystem(AbstractFileSystem):  # type: ignore[misc]
         options.pop("compression", None)
         if mode != "rb":
             raise PermissionError(_READ_ONLY)
-        info = self.info(path)
-        if info["type"] != "file":
-            raise IsADirectoryError(f"{SCHEME}{path} is a prefix, not an object")
-        return RacerFile(
-            self, info["name"], mode, block_size, size=info["size"], etag=info["ETag"], **options
-        )
+        if "etag" not in options:  # Else a file that was open in another process comes back.
+            info = self.info(path)
+            if info["type"] != "file":
+                raise IsADirectoryError(f"{SCHEME}{path} is a prefix, not an object")
+            options |= {"size": info["size"], "etag": info["ETag"]}
+        return RacerFile(self, self._strip_protocol(path), mode, block_size, **options)
 
     def rm_file(self, path: str) -> None:
         raise PermissionError(_READ_ONLY)
@@ -126,6 +151,12 @@ class RacerFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise PermissionError(_READ_ONLY)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        raise PermissionError(_READ_ONLY)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        raise PermissionError(_READ_ONLY)
+
+    def rmdir(self, path: str) -> None:
         raise PermissionError(_READ_ONLY)
 
     def created(self, path: str) -> None:
@@ -145,8 +176,9 @@ class RacerFile(AbstractBufferedFile):  # type: ignore[misc]
     """One version of an object: a read of another one raises VersionChanged."""
 
     def __init__(self, fs: RacerFileSystem, path: str, *arguments: Any, etag: str, **options: Any):
+        self.etag = etag  # Some caches read while they are made.
         super().__init__(fs, path, *arguments, **options)
-        self.etag = etag
+        self.kwargs["etag"] = etag  # Pickled with the rest: the other process reads this version.
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         end = min(end, self.size)
