@@ -82,6 +82,20 @@ def test_slices_are_those_of_the_whole(name: str, index: Any) -> None:
             np.testing.assert_array_equal(file.get_slice(name)[index], want)
 
 
+def test_whoever_uses_the_reference_needs_no_other_names(path: Path) -> None:
+    """R37: frameworks as the format's library also calls them, and every method that it has."""
+    reference = pytest.importorskip("safetensors")
+    with reference.safe_open(path, framework="np") as theirs:
+        with racer.safe_open(path, framework="np") as ours:
+            methods = {name for name in dir(theirs) if not name.startswith("_")}
+            assert methods <= set(dir(ours))
+            want, got = theirs.get_tensors(), ours.get_tensors()
+            assert list(got) == ours.offset_keys() and got.keys() == want.keys()
+            assert all(got[name].tobytes() == want[name].tobytes() for name in want)
+    with pytest.raises(ValueError, match="'pt' or 'numpy'"):
+        racer.safe_open(path, framework="flax")  # type: ignore[arg-type]
+
+
 def test_slices_read_only_their_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R35: rows in the middle cost no more than their bytes."""
     from racer.models.local import LocalLanding

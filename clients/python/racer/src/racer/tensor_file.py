@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import Any, Final, Literal
 
 from racer.errors import Closed
 from racer.loading.frameworks import FrameworkName
@@ -22,11 +22,15 @@ from racer.safetensors.errors import SafetensorsError, quoted
 from racer.safetensors.header import TensorInfo
 
 _LANDING_BYTES_MAX = 32 << 20
+# How the format's own library also lets them be called.
+_ALIASES: Final[dict[str, FrameworkName]] = {"torch": "pt", "pytorch": "pt", "np": "numpy"}
+
+AnyFrameworkName = FrameworkName | Literal["torch", "pytorch", "np"]
 
 
 def safe_open(
     location: Location,
-    framework: FrameworkName = "pt",
+    framework: AnyFrameworkName = "pt",
     device: object = "cpu",
     *,
     socket: str | os.PathLike[str] | None = None,
@@ -44,12 +48,12 @@ class TensorFile:
     def __init__(
         self,
         location: Location,
-        framework: FrameworkName,
+        framework: AnyFrameworkName,
         device: object,
         *,
         socket: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._framework = open_installed(framework, device)
+        self._framework = open_installed(_ALIASES.get(framework, framework), device)
         self._source, only = open_source(location, socket=socket)
         self._lock = threading.Lock()
         self._landing: SourceLanding | None = None
@@ -90,6 +94,10 @@ class TensorFile:
         """The tensor, in memory of its own."""
         shard, info = self._find(name)
         return self._read(shard, info)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All of them by name, in the order of their bytes; each in memory of its own."""
+        return {name: self.get_tensor(name) for name in self._tensors}
 
     def get_slice(self, name: str) -> TensorSlice:
         """The tensor unread: indexing it reads what is asked for, as far as that is rows."""
