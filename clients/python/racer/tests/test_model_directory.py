@@ -223,6 +223,27 @@ def test_locations(location: str | Path, folder: str, only: str | None) -> None:
     source.close()
 
 
+@pytest.mark.parametrize("name", ["b.safetensors", "model.safetensors.index.json"])
+def test_links_to_nothing_are_missing_files(tmp_path: Path, name: str) -> None:
+    """L14: a cache of files that lost one has no smaller model, nor one without an index."""
+    write(tmp_path, "a.safetensors", "a")
+    (tmp_path / name).symlink_to(tmp_path / "blobs" / "gone")
+    assert refused(tmp_path, "no such file|cannot be found").file == str(tmp_path / name)
+
+
+def test_what_is_no_file_is_not_passed_over(tmp_path: Path) -> None:
+    """L14, R37: a FIFO under a shard's name is refused, and not waited for."""
+    write(tmp_path, "a.safetensors", "a")
+    os.mkfifo(tmp_path / "b.safetensors")
+    refused(tmp_path, "not a regular file")
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    """R37: one error, whatever an index names."""
+    write_index(tmp_path, {"t": "x" * 300 + ".safetensors"})
+    refused(tmp_path, "the index maps 1 tensors to it, and it is not there")
+
+
 def test_files_that_change_are_not_mixed(tmp_path: Path) -> None:
     """L39, L51: every read checks the version itself, whoever read what before."""
     path = write(tmp_path, "a.safetensors", "a")

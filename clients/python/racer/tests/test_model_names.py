@@ -65,12 +65,21 @@ class TestWithoutIndex:
             ["model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"],
             ["model-00001-of-00002.safetensors", "model-00001-of-00003.safetensors"],
             ["a-1-of-2.fp16.safetensors", "a-2-of-2.safetensors"],
+            ["a-1-of-2.safetensors", "a-3-of-2.safetensors"],
+            ["a-0-of-2.safetensors", "a-2-of-2.safetensors"],
+            ["a-5-of-2.safetensors", "a-6-of-2.safetensors"],
         ],
     )
     def test_missing_sibling(self, names: list[str]) -> None:
         """L14: a family with a gap is refused, with the number that is missing."""
         with pytest.raises(SafetensorsError, match=r"number \d+ is missing"):
             without_index(names)
+
+    @pytest.mark.parametrize("numbers", [(1, 2, 3), (0, 1, 2)])
+    def test_one_too_many(self, numbers: tuple[int, ...]) -> None:
+        """L14: a file of another version is not loaded with the others."""
+        with pytest.raises(SafetensorsError, match="one of 3 shards where its name counts 2"):
+            without_index([f"a-{number}-of-2.safetensors" for number in numbers])
 
     def test_complete_families(self) -> None:
         """R35: counted from one or from zero."""

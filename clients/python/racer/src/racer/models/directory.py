@@ -128,7 +128,9 @@ class ModelDirectory:
 def _read_index(source: Source, name: str) -> dict[str, str]:
     file = source.find(name)
     if file is None:
-        raise SafetensorsError("vanished while it was read", file=f"{source.location}/{name}")
+        raise SafetensorsError(
+            "the index is listed, and cannot be found", file=f"{source.location}/{name}"
+        )
     if file.size > HEADER_BYTES_MAX:
         raise SafetensorsError(
             f"the index has {file.size:,} bytes, the limit is {HEADER_BYTES_MAX:,}", file=file.url

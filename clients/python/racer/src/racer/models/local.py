@@ -7,6 +7,7 @@ reads in sequence (never faults of 4 KiB).
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -37,7 +38,8 @@ class LocalSource:
     def names(self) -> Sequence[str]:
         try:
             with os.scandir(self.location) as entries:
-                return [entry.name for entry in entries if entry.is_file()]
+                # A link to nothing counts: what it was of is missing, and must be told.
+                return [entry.name for entry in entries if not entry.is_dir()]
         except NotADirectoryError as error:
             raise no_model(self.location) from error
 
@@ -47,6 +49,10 @@ class LocalSource:
             status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            return None  # An index names it, and no file can have such a name.
         if not stat.S_ISREG(status.st_mode):
             raise SafetensorsError("not a regular file", file=path)
         if name.endswith(SUFFIX):

@@ -144,12 +144,19 @@ def _check_siblings(names: Sequence[str]) -> None:
             stem, number, count, rest = match.groups()
             families.setdefault((stem, int(count), rest or ""), {})[int(number)] = name
     for (_, count, _), members in families.items():
-        if len(members) < count:
-            first = next(iter(members.values()))
-            start = 0 if 0 in members else 1
-            missing = next(number for number in range(start, count + 1) if number not in members)
+        start = 0 if 0 in members else 1
+        due = range(start, start + count)
+        missing = next((number for number in due if number not in members), None)
+        if missing is not None:
+            held = sum(number in due for number in members)
             raise SafetensorsError(
-                f"{len(members)} of {count} shards are there; number {missing} is missing",
-                file=first,
+                f"{held} of {count} shards are there; number {missing} is missing",
+                file=next(iter(members.values())),
                 hint="upload the missing files, or remove those of an older version",
+            )
+        if len(members) > count:
+            raise SafetensorsError(
+                f"is one of {len(members)} shards where its name counts {count}",
+                file=members[max(members)],
+                hint="remove the files of another version",
             )
