@@ -586,7 +586,12 @@ def test_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "reason"),
     [
         ({"staging_bytes": 1 << 10}, "staging_bytes"),
+        ({"staging_bytes": 1e9}, "staging_bytes"),
+        ({"staging_bytes": "1GiB"}, "staging_bytes"),
         ({"in_flight": 0}, "in_flight"),
+        ({"in_flight": 2.0}, "in_flight"),
+        ({"in_flight": True}, "in_flight"),
+        ({"filter": "model.*"}, "filter"),
         ({"in_flight": 65, "staging_bytes": 1 << 30}, "in_flight"),
         ({"framework": "jax"}, "framework"),
         ({"device": "cuda"}, "device"),
@@ -599,6 +604,13 @@ def test_arguments_are_checked_at_once(
     """L15: what cannot be is refused before anything is opened, by its name."""
     with pytest.raises(ValueError, match=reason):
         racer.load(tmp_path / "missing", **{"framework": "numpy", **options})
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/llama", "file:///llama", "Racer://hub/b/m"])
+def test_urls_of_others(url: str) -> None:
+    """L23: not taken for paths, of which the system would say that they are not there."""
+    with pytest.raises(racer.BadUrl, match="neither a racer:// URL nor a path"):
+        racer.load(url, framework="numpy")
 
 
 @pytest.mark.parametrize(

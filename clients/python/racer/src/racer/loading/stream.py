@@ -76,6 +76,11 @@ def load(
     files that are not what they should be (nothing was read of their payload then), RacerError for
     what the daemon says, OSError for what the disk says.
     """
+    for name, value in (("staging_bytes", staging_bytes), ("in_flight", in_flight)):
+        if type(value) is not int:
+            raise ValueError(f"{name} is {value!r}: a whole number")
+    if filter is not None and not callable(filter):
+        raise ValueError(f"filter is {filter!r}: a function of a tensor's name")
     if staging_bytes < 2 * CHUNK_BYTES_MIN * in_flight:
         raise ValueError(
             f"staging_bytes is {staging_bytes:,}: {in_flight} in flight need at least"
