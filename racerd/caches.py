@@ -22,6 +22,7 @@ from racerd.read.reader import CacheReader
 from racerd.read.services import ReadServices
 from racerd.runtime.threads import WorkerThreads
 from racerd.serve.client_socket import ClientSocket
+from racerd.serve.doorkeeper import Doorkeeper
 from racerd.serve.settings import ClientSocketSettings
 from racerd.telemetry import Metrics
 
@@ -54,6 +55,7 @@ class Caches:
         # Not the threads that open pages: whoever registers memory by the gigabyte, and takes it
         # away again, must not hold up those who read into theirs.
         self._target_threads = WorkerThreads("targets", _TARGET_THREADS)
+        self._keeper = Doorkeeper(metrics)
         self._open: dict[str, _Open] = {}
         self._changing = asyncio.Lock()
 
@@ -106,6 +108,7 @@ class Caches:
                     metrics=self._metrics,
                     threads=self._target_threads,
                     gpus=self._gpus,
+                    keeper=self._keeper,
                 )
             )
             self._open[settings.name] = _Open(settings, socket, stack.pop_all())
@@ -120,6 +123,11 @@ class Caches:
         found = (one for cache in self._open.values() for one in cache.socket.connections)
         longest = heapq.nlargest(_DESCRIBED_MAX, found, key=lambda one: one.since_seconds)
         return [connection.describe() for connection in longest]
+
+    def describe_door(self) -> dict[str, object]:
+        """Whether newcomers are let in, and how many wait."""
+        waiting = {name: cache.socket.waiting_count for name, cache in self._open.items()}
+        return {"door": self._keeper.describe(), "waiting": waiting}
 
     async def drain(self, seconds: float) -> None:
         """Refuses new requests everywhere and waits up to `seconds` for those that run."""

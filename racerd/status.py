@@ -61,6 +61,7 @@ class Status:
             "/debug/disks": self._of_parts(_disks, []),
             "/debug/keys": self._of_parts(_keys, {}),
             "/debug/connections": self._of_parts(lambda at: at.caches.describe_connections(), []),
+            "/debug/door": self._of_parts(lambda at: at.caches.describe_door(), {}),
             "/debug/flights": self._of_parts(lambda at: at.services.flights.describe(), []),
             "/debug/shares": self._of_parts(lambda at: at.services.shares.describe(), []),
         }

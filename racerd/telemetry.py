@@ -45,6 +45,20 @@ class Metrics:
         self.connections_refused = self._counter(
             "racer_connections_refused_total", "Connections closed by the daemon.", "reason"
         )
+        self.newcomers_delayed = self._counter(
+            "racer_newcomers_delayed_total",
+            "Times that connections which came were not let in at once: the door was shut, because"
+            " newcomers have had their share of the loop while others are served, or there was a"
+            " queue.",
+            "cache", "reason",
+        )  # fmt: skip
+        self.newcomers_waiting = self._gauge(
+            "racer_newcomers_waiting", "Connections that wait to be let in.", "cache"
+        )
+        self.newcomer_loop_seconds = self._counter(
+            "racer_newcomer_loop_seconds_total",
+            "Time of the event loop that newcomers took while others were served.",
+        )
         self.targets = self._gauge("racer_targets", "Registered targets.", "kind")
         self.target_bytes = self._gauge(
             "racer_target_mapped_bytes", "Client memory that is mapped here.", "kind"

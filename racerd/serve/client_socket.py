@@ -3,7 +3,9 @@
 Layer: serve, loop thread. One Unix stream socket, one task per connection; no task outlives the
 context. (Not a TaskGroup: a cache may be closed by another task than the one that opened it.)
 Bounded: connections beyond the limit are told so and let go. A turn of the loop lets one new
-connection in: those that are there are served between any two that come, however many come.
+connection in: those that are there are served between any two that come, however many come. While
+those are busy, the doorkeeper bounds what newcomers take: they wait in the kernel's backlog and, in
+turn by who they are, in the waiting room, where nothing is read of what they sent.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from racerd.runtime.process import descriptors_max
 from racerd.runtime.threads import WorkerThreads, settled
 from racerd.serve.answer_room import AnswerRoom
 from racerd.serve.connection import ClientConnection
+from racerd.serve.doorkeeper import Doorkeeper
 from racerd.serve.operations import Operations
 from racerd.serve.peer import AccessPolicy, PeerCredentials, SocketModeDecides, peer_credentials
 from racerd.serve.reader import Reader
@@ -33,6 +36,7 @@ from racerd.serve.serve_metrics import ServeMetrics
 from racerd.serve.settings import ClientSocketSettings
 from racerd.serve.socket_file import SocketFile, file_identity
 from racerd.serve.targets import TargetRegistry
+from racerd.serve.waiting_room import WaitingRoom
 from racerd.telemetry import Metrics
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +50,8 @@ _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 class ClientSocket:
     """Serves one cache's clients, as an async context manager.
 
-    `threads` check, map and free big targets; several caches may share them.
+    `threads` check, map and free big targets; several caches may share them. The caches of one loop
+    share its doorkeeper.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class ClientSocket:
         threads: WorkerThreads,
         policy: AccessPolicy | None = None,
         gpus: GpuNode | None = None,
+        keeper: Doorkeeper | None = None,
     ) -> None:
         self.cache = reader.name
         self.state = "ready"
@@ -76,6 +82,11 @@ class ClientSocket:
         )
         self._operations = Operations(reader, self._targets, lambda: self.state, gpus)
         self._room = AnswerRoom(settings, self._metrics)
+        self._keeper = keeper or Doorkeeper(metrics)
+        self._waiting: WaitingRoom[tuple[socket.socket, PeerCredentials]] = WaitingRoom(
+            settings.waiting_max
+        )
+        self._queued = False  # At the doorkeeper's.
         self._file = SocketFile(
             settings.run_dir, self.cache, settings.mode, settings.group, settings.backlog
         )
@@ -95,6 +106,11 @@ class ClientSocket:
     @property
     def connection_count(self) -> int:
         return len(self._connections)
+
+    @property
+    def waiting_count(self) -> int:
+        """Connections that wait to be let in. What is in the kernel's backlog is not known."""
+        return len(self._waiting)
 
     @property
     def connections(self) -> Iterable[ClientConnection]:
@@ -149,8 +165,12 @@ class ClientSocket:
 
     # Listening.
 
-    def _listen(self) -> None:
+    def _listen_again(self) -> None:
         self._paused = None
+        if not self._queued:
+            self._listen()
+
+    def _listen(self) -> None:
         if self._listening is not None and not self._accepting:
             asyncio.get_running_loop().add_reader(self._listening.fileno(), self._on_acceptable)
             self._accepting = True
@@ -164,13 +184,42 @@ class ClientSocket:
         if self._paused is not None:
             self._paused.cancel()
         self._stop_listening()
+        self._keeper.forget(self._turn)
+        while (waiting := self._waiting.take()) is not None:
+            waiting[0].close()
+        self._metrics.waiting.set(0)
         listening, self._listening = self._listening, None
         if listening is not None:
             self._file.withdraw(listening, self._identity)
 
     def _on_acceptable(self) -> None:
+        if not self._keeper.offer(self._turn):
+            self._queue("door shut")
+
+    def _queue(self, reason: str) -> None:
+        """Newcomers wait until the doorkeeper calls. Meanwhile the backlog is the kernel's."""
+        self._queued = True
+        self._stop_listening()
+        self._metrics.delayed(reason)
+
+    def _turn(self) -> None:
+        """Takes some off the backlog and lets one in, of a peer whose turn it is."""
+        self._queued = False
+        if self._paused is None:
+            self._accept()
+        self._let_next_in()
+        self._metrics.waiting.set(len(self._waiting))
+        if len(self._waiting):
+            self._keeper.wait(self._turn)
+            self._queue("others before")
+        elif self._paused is None:
+            self._listen()
+
+    def _accept(self) -> None:
         assert self._listening is not None
         for _ in range(_ACCEPTED_PER_TURN):
+            if self._waiting.full:
+                return
             try:
                 sock, _address = self._listening.accept()
             except (BlockingIOError, InterruptedError):
@@ -180,8 +229,18 @@ class ClientSocket:
             except OSError as error:
                 self._pause(error)
                 return
+            peer = peer_credentials(sock)
+            self._waiting.add(peer, (sock, peer))
+
+    def _let_next_in(self) -> None:
+        for _ in range(_ACCEPTED_PER_TURN):
+            waiting = self._waiting.take()
+            if waiting is None:
+                return
+            sock, peer = waiting
             if not _has_left(sock):
-                self._let_in(sock)
+                self._keeper.entered()
+                self._let_in(sock, peer)
                 return
             # Closed as it is: the kernel drops what was sent. Memory that came with it is freed,
             # too, which takes time.
@@ -200,14 +259,13 @@ class ClientSocket:
         )
         self._metrics.connection_refused("no descriptors")
         self._stop_listening()
-        self._paused = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._listen)
+        self._paused = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._listen_again)
 
     # Connections.
 
-    def _let_in(self, sock: socket.socket) -> None:
+    def _let_in(self, sock: socket.socket, peer: PeerCredentials) -> None:
         sock.setblocking(False)
         self._room.buffers.start(sock)
-        peer = peer_credentials(sock)
         refusal = self._refusal(peer)
         if refusal is not None and self._surplus >= self._settings.surplus_max:
             _cut(sock, refusal)
@@ -220,6 +278,7 @@ class ClientSocket:
             self._settings,
             self._metrics,
             self._room,
+            self._keeper,
             cache=self.cache,
             refusal=refusal,
         )

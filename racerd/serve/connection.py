@@ -29,6 +29,7 @@ from racerd.serve.descriptors import (
     queued_bytes,
     receive,
 )
+from racerd.serve.doorkeeper import Doorkeeper, Newcomer
 from racerd.serve.operations import Exchange, Operations
 from racerd.serve.peer import PeerCredentials
 from racerd.serve.responses import Body, Response, error_response
@@ -71,6 +72,7 @@ class ClientConnection:
         settings: ClientSocketSettings,
         metrics: ServeMetrics,
         room: AnswerRoom,
+        keeper: Doorkeeper,
         *,
         cache: str,
         refusal: RacerError | None = None,
@@ -83,6 +85,9 @@ class ClientConnection:
         self._settings = settings
         self._metrics = metrics
         self._room = room
+        self._door = keeper.door
+        self._newcomer = Newcomer(keeper)
+        self._established = False
         self._large_buffer = False
         self._label = _Label()
         self._since = time.perf_counter()  # Of the exchange under way, or the end of the last.
@@ -126,6 +131,7 @@ class ClientConnection:
             "pid": self.peer.pid,
             "uid": self.peer.uid,
             "client": doing,
+            "established": self._established,
             "seconds": round(self.since_seconds, 1),
             "not_taken_bytes": 0 if self._ended else queued_bytes(self._sock),
             "targets": count,
@@ -145,18 +151,39 @@ class ClientConnection:
         """Serves until either side ends the connection. Raises nothing but CancelledError."""
         loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        loop.add_reader(self._sock.fileno(), self._on_readable)
+        newcomer = self._newcomer
+        loop.add_reader(self._sock.fileno(), newcomer.timing(self._on_readable))
         try:
-            going_on = True
-            while going_on:
-                going_on = await self._answer(await self._next_work())
-                if self._on_quiet is not None:
-                    self._on_quiet()
+            if await newcomer.timed(self._serve_newcomer()):
+                await self._serve_established()
             await self._linger()
         except _PeerGone:
             pass  # Nobody is left to tell; what ran for the peer has ended.
         finally:
-            await self._end()
+            await (self._end() if self._established else newcomer.timed(self._end()))
+
+    async def _serve_newcomer(self) -> bool:
+        """Serves until the connection is established. False where its last exchange came before."""
+        while await self._exchange():
+            if self._newcomer.established:
+                return True
+        return False
+
+    async def _serve_established(self) -> None:
+        """Serves to the end. Nothing is timed any more."""
+        self._established = True
+        if not self._deaf:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._sock.fileno(), self._on_readable)
+        while await self._exchange():
+            pass
+
+    async def _exchange(self) -> bool:
+        """One exchange. Returns whether another may follow."""
+        going_on = await self._answer(await self._next_work())
+        if self._on_quiet is not None:
+            self._on_quiet()
+        return going_on
 
     async def _end(self) -> None:
         """Closes and releases everything. Runs to its end if cancelled."""
@@ -276,11 +303,16 @@ class ClientConnection:
         started = self._since = time.perf_counter()
         label = self._label = _Label()
         self._answered = False
+        established = self._established
+        if established:
+            self._door.work_began()
         try:
             response = await self._try(work, label)
         finally:
             self._drop(work.descriptors)
-        self._since = time.perf_counter()
+            self._since = time.perf_counter()
+            if established:
+                self._door.work_ended(self._since)
         seconds = self._since - started
         self._metrics.answered(label.operation, response.head.status, seconds, response.payload)
         return self._wire.state is not State.CLOSED

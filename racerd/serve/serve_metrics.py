@@ -18,6 +18,7 @@ class ServeMetrics:
         self._cache = cache
         self.connections: Gauge = metrics.connections.labels(cache)
         self.descriptors_dropped: Counter = metrics.descriptors_dropped
+        self.waiting: Gauge = metrics.newcomers_waiting.labels(cache)
         self._requests: dict[tuple[str, int], Counter] = {}
         self._operations: dict[str, tuple[Histogram, Counter]] = {}
 
@@ -41,6 +42,9 @@ class ServeMetrics:
 
     def overloaded(self, budget: str) -> None:
         self._metrics.overloaded.labels(budget).inc()
+
+    def delayed(self, reason: str) -> None:
+        self._metrics.newcomers_delayed.labels(self._cache, reason).inc()
 
     def connection_refused(self, reason: str) -> None:
         self._metrics.connections_refused.labels(reason).inc()

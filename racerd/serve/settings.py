@@ -24,6 +24,7 @@ class ClientSocketSettings:
     backlog: int = 512
 
     connections_max: int = 1024
+    waiting_max: int = 512  # Taken off the backlog and not let in yet.
     surplus_max: int = 64  # Beyond the limit, so many at a time are answered 503; others are cut.
     targets_per_connection_max: int = 64
     targets_max: int = 16_384  # Each is a mapping, and a process has 65,530 of them.
