@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from racerd.origin.call import Call
 from racerd.origin.failures import Transient
+from racerd.runtime.threads import without_frames
 from racerd.telemetry import Metrics
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class Retries:
                 failures = 1 if progress() > safe else failures + 1
                 safe = progress()
                 last = transient
+                without_frames(last)  # They hold this frame, and views of the caller's memory.
             if failures > self._limit or not self._pause(last, failures, call):
                 break
         raise last.final from last.__cause__

@@ -22,6 +22,7 @@ from racerd.read.page_reader import PageReader
 from racerd.read.plan import PagePart, plan_batches
 from racerd.read.request import ReadReport, RequestContext
 from racerd.read.services import ReadServices
+from racerd.runtime.threads import without_frames
 from racerd.units import MIB
 
 # Enough to make the loop's part small; few enough that the opening budget has room for two of them,
@@ -92,7 +93,8 @@ class BatchReader:
                     held.append((lease, part))
             try:
                 await self._services.delivery.deliver_batch(held, destination)
-            except IntegrityError:
+            except IntegrityError as error:
+                without_frames(error)  # They hold the destination, and a job that holds the error.
                 return parts  # Which page it was, and what becomes of it, is found one by one.
             for lease, part in held:
                 lease.touch(part.start, part.stop)

@@ -21,6 +21,7 @@ from racerd.read.request import ReadReport, RequestContext
 from racerd.read.services import ReadServices
 from racerd.read.sources import Place, PlainShare, Source
 from racerd.runtime.deadline import deadline_exceeded
+from racerd.runtime.threads import without_frames
 
 # Memory, disk and origin can fail once each; other readers may meanwhile put back what is bad.
 _ATTEMPTS_MAX = 6
@@ -105,6 +106,7 @@ class PageReader:
             except IntegrityError as error:
                 skip |= await self._condemn(source, error)
                 if error.code != "key_retired":
+                    without_frames(error)  # They hold this frame, with the list and the place.
                     bad.append(error)
                 continue
             finally:

@@ -194,7 +194,9 @@ class OriginRung:
             raise
         if job.future.exception() is not None:
             release()
-            place = None  # The error refers to this frame, and must not keep the memory.
+            # The error refers to this frame, and must not keep the memory.
+            del release
+            place = room = None
         view = job.future.result()
         if place is not None and view.obj is place.writable.obj:
             view = place.settled  # Of an origin that sends bodies in memory of its own, it is not.

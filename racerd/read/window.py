@@ -44,10 +44,12 @@ async def for_each_in_window(
     finally:
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            await settled(task)
-    for task in failed:
-        await task
+        while tasks:
+            await settled(tasks.pop())
+    # Popped, too: the failure will refer to this frame, which must not refer to the failure.
+    del task
+    while failed:
+        await failed.pop()
 
 
 async def in_slices(items: Sequence[T]) -> AsyncIterator[T]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,7 +19,8 @@ from racerd.runtime.deadline import Deadline
 from racerd.telemetry import Metrics
 from racerd.units import MIB
 from tests.servers.obstore_rest import no_sockets_left
-from tests.servers.scripted import Answer, ScriptedServer, Seen, cut, dripped, status
+from tests.servers.scripted import Act, Answer, ScriptedServer, Seen, cut, dripped, status
+from tests.support.collector import no_collector
 
 DATA = random.Random(7).randbytes(5 * MIB + 12_345)
 SIZE = len(DATA)
@@ -124,6 +127,21 @@ def test_a_body_that_comes_in_drops_is_received(rig: Rig, server: ScriptedServer
     server.do(dripped(700_001, 0.01))
     assert rig.fetch() == DATA
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("trouble", [status(503), cut(MIB), cut(2 * MIB, "reset")])
+def test_attempts_that_failed_keep_no_view_of_the_room(
+    rig: Rig, server: ScriptedServer, trouble: Act
+) -> None:
+    """F57: memory that is shared next must not be kept writable by an error that was got over."""
+    server.do(trouble)
+    with no_collector():
+        room = (ctypes.c_char * SIZE)()
+        gone = weakref.ref(room)
+        assert rig.fetch(room=memoryview(room).cast("B")) == DATA
+        assert len(server.requests) == 2
+        del room
+        assert gone() is None
 
 
 # --- signed URLs ---------------------------------------------------------------------------------
