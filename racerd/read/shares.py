@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import time
@@ -334,8 +335,19 @@ class SharedLandings:
         with memory.view() as writable, memory.settled() as settled:
             place = Place(writable, settled)
             report = await fill(chunk.version, chunk.start, place, context)
-        await self._threads.run(memory.seal)
+        await self._threads.run(partial(self._seal, memory))
         return report
+
+    def _seal(self, memory: SharedMemory) -> None:
+        """Runs on an `open` thread."""
+        try:
+            memory.seal()
+        except BufferError:
+            # Filling has ended, but an error that somebody got over may hold a view, and itself. It
+            # is collected now; a thread that writes after all keeps its view, and the refusal.
+            self._metrics.fallbacks.labels("share_seal", "views_left").inc()
+            gc.collect()
+            memory.seal()
 
     def _no_memory(self, error: OSError) -> ResourceError:
         self._metrics.shares_refused.labels("system").inc()

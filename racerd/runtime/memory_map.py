@@ -83,10 +83,8 @@ class MemoryMap:
         return view if self._writable else view.toreadonly()
 
     def close(self) -> None:
-        """Unmaps; done twice it does nothing. Raises BufferError where a view is still held: the
+        """Unmaps; done again it does nothing. Raises BufferError as long as a view is held: the
         last of them unmaps then."""
-        if self._array is None:
-            return
         self._array = None
         if self.mapped:
             raise BufferError("memory cannot be unmapped while a view of it is held")

@@ -27,6 +27,7 @@ from racerd.runtime.shared_memory import SharedMemory
 from racerd.runtime.threads import WorkerThreads
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
+from tests.support.collector import no_collector
 from tests.support.read_rig import ReadRig, content, small_settings
 
 GEOMETRY = PageGeometry(64 * KIB, 4 * KIB)
@@ -198,6 +199,55 @@ def test_what_fails_is_told_to_all_and_costs_nothing() -> None:
         assert read(await w.acquire()) == b"k" * VERSION.size
 
     run(body)
+
+
+def test_views_in_errors_that_were_got_over_do_not_keep_memory_from_being_shared() -> None:
+    """R7: what refers to itself is collected then; it is counted, as it takes time."""
+
+    async def body(w: World) -> None:
+        async def fill(*args: Any) -> ReadReport:
+            report = await w.fill(*args)
+            try:
+                raise OSError("got over")
+            except OSError as error:
+                kept = [error, args[2].writable[1:]]
+                kept.append(kept)
+            return report
+
+        with no_collector():
+            context = RequestContext("connection", Deadline.after(20))
+            piece = await w.shares.acquire(VERSION, 0, context, fill)
+        assert read(piece) == b"k" * VERSION.size
+        assert w.value("racer_fallbacks_total", step="share_seal", reason="views_left") == 1
+
+    run(body)
+
+
+def test_memory_that_is_still_written_to_is_given_to_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """R7: a fetch that was not waited for would be a defect, and never a wrong byte."""
+
+    async def body(w: World) -> None:
+        left: list[memoryview] = []
+
+        async def fill(*args: Any) -> ReadReport:
+            left.append(args[2].writable[1:])
+            return await w.fill(*args)
+
+        context = RequestContext("connection", Deadline.after(20))
+        with pytest.raises(RacerError) as caught:
+            await w.shares.acquire(VERSION, 0, context, fill)
+        assert caught.value.code == "internal"
+        assert w.shares.ready(VERSION, 0, VERSION.size, 16) == []
+        assert w.shares.charged_bytes > 0
+        left.clear()
+        w.shares._reap()
+        assert w.shares.charged_bytes == 0
+        assert read(await w.acquire()) == b"k" * VERSION.size
+
+    run(body)
+    assert "a view of it is held" in caplog.text
 
 
 def test_a_defect_strands_nobody(caplog: pytest.LogCaptureFixture) -> None:

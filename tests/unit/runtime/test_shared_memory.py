@@ -210,10 +210,33 @@ def test_memory_that_somebody_can_still_write_to_is_not_sealed() -> None:
     view = memory.view()
     with pytest.raises(BufferError):
         memory.seal()
-    with pytest.raises(OSError, match="busy"):  # Nor by trying again: the kernel refuses it.
+    with pytest.raises(BufferError):  # Nor by trying again.
         memory.seal()
     view[:1] = b"x"
     memory.close()
     assert memory.in_use()
     view.release()
     assert not memory.in_use()
+
+
+def test_the_kernel_refuses_to_seal_what_it_has_mapped_for_writing() -> None:
+    """R7: whatever we know of who writes."""
+    memory = SharedMemory(100)
+    with mmap.mmap(memory._fd, mmap.PAGESIZE), pytest.raises(OSError, match="busy"):
+        memory.seal()
+    memory.close()
+    assert not memory.in_use()
+
+
+def test_what_could_not_be_sealed_is_once_the_last_view_is_gone() -> None:
+    memory = SharedMemory(100)
+    view = memory.view()
+    view[:1] = b"x"
+    with pytest.raises(BufferError):
+        memory.seal()
+    view.release()
+    memory.seal()
+    reader = memory.reader()
+    assert os.pread(reader, 2, 0) == b"x\0"
+    os.close(reader)
+    memory.close()
