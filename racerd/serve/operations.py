@@ -291,7 +291,11 @@ class Operations:
             for piece in pieces
         ]
         return json_response(
-            {"size": version.size, "pieces": shown},
+            {
+                "size": version.size,
+                "share_chunk_bytes": self._reader.share_chunk_bytes,
+                "pieces": shown,
+            },
             fields=(("ETag", version.etag),),
             payload=sum(piece.stop - piece.start for piece in pieces),
             descriptors=tuple(piece.descriptor for piece in pieces),

@@ -58,6 +58,15 @@ class MemorySource:
         assert stop <= file.size
         return self.files[file.name][start:stop]
 
+    def read_whole(self, name: str, bytes_max: int) -> tuple[SourceFile, bytes | None] | None:
+        file = self.find(name)
+        if file is None:
+            return None
+        return file, self.files[name] if file.size <= bytes_max else None
+
+    def is_at_hand(self, file: SourceFile) -> bool:
+        return False
+
     def landing(self, nbytes: int) -> MemoryLanding:
         with self.lock:
             self.landing_bytes.append(nbytes)
@@ -65,6 +74,9 @@ class MemorySource:
 
     def shared_already(self, file: SourceFile, at: int) -> None:
         """Each piece is made when it is asked for."""
+
+    def shared_at_hand(self, file: SourceFile, at: int) -> None:
+        """The same."""
 
     def share(self, file: SourceFile, at: int) -> MemoryShare:
         self.on_share(file, at)

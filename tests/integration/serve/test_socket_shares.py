@@ -125,6 +125,7 @@ def test_what_is_shared_already_comes_in_one_answer(tmp_path: Path) -> None:
             assert answer.fields["ETag"] == '"v1"'
             assert pieces(answer) == [(0, chunk), (2 * chunk, chunk), (3 * chunk, 100)]
             assert answer.json["pieces"][0]["rungs"] == {"shared": chunk}
+            assert answer.json["share_chunk_bytes"] == chunk
             for (start, length), descriptor in zip(pieces(answer), descriptors, strict=True):
                 assert contents(descriptor, length) == big[start : start + length]
                 assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == SEALS

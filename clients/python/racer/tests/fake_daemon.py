@@ -91,6 +91,7 @@ class FakeDaemon:
         self.pins: list[tuple[str | bool, ...]] = []
         self.gpus: list[str] = []
         self.shared_already = False  # Whether another reader had all objects opened before.
+        self.share_chunk_bytes = 0  # 0: nothing is told about it, and objects are not cut.
         self._hooks: list[Hook] = []
         self._lock = threading.Lock()
         self._open: dict[int, socket.socket] = {}
@@ -256,6 +257,7 @@ class FakeDaemon:
                 gpu="ready" if self.gpus else "off",
                 gpus=self.gpus,
                 state=self.state,
+                **self._cut(),
             )
         if operation == "list":
             return self._list(seen, *name)
@@ -295,9 +297,9 @@ class FakeDaemon:
         if operation == "gpu-read":
             return self._gpu_read(seen, etag, data, start, stop)
         if operation == "share" and seen.method == "GET":
-            return _shared(etag, data, there=self.shared_already)
+            return self._shared(etag, data, start)
         if operation == "share":
-            return _share(etag, data)
+            return self._share(etag, data, start)
         if operation == "prefetch":
             return _json(pages=1, bytes=stop - start, rungs={"origin": stop - start})
         if operation == "explain":
@@ -352,6 +354,32 @@ class FakeDaemon:
         rungs = {"cufile": stop - start}
         reply = _json(bytes=stop - start, offset=start, size=len(data), rungs=rungs)
         reply.fields["ETag"] = etag
+        return reply
+
+    def _cut(self) -> dict[str, int]:
+        return {"share_chunk_bytes": self.share_chunk_bytes} if self.share_chunk_bytes else {}
+
+    def _shared(self, etag: str, data: bytes, start: int) -> Reply:
+        """All pieces from `start` on where they are there already, or none of them."""
+        length = self.share_chunk_bytes or len(data)
+        starts = range(start - start % length, len(data), length) if self.shared_already else ()
+        parts = [(at, data[at : at + length]) for at in starts][:16]
+        pieces = [
+            {"offset": at, "bytes": len(part), "rungs": {"shared": len(part)}} for at, part in parts
+        ]
+        reply = _json(size=len(data), pieces=pieces, **self._cut())
+        reply.fields["ETag"] = etag
+        reply.descriptors = [_sealed(part) for _, part in parts]
+        return reply
+
+    def _share(self, etag: str, data: bytes, start: int) -> Reply:
+        """The piece with byte `start`, in memory that nobody can write to any more."""
+        length = self.share_chunk_bytes or len(data)
+        at = start - start % length
+        part = data[at : at + length]
+        reply = _json(offset=at, bytes=len(part), size=len(data), rungs={"shared": len(part)})
+        reply.fields["ETag"] = etag
+        reply.descriptors = [_sealed(part)]
         return reply
 
     def _gpu_refusal(self, seen: Seen) -> Reply | None:
@@ -447,30 +475,12 @@ def _refusal(fd: int) -> Reply | None:
     return None
 
 
-def _shared(etag: str, data: bytes, *, there: bool) -> Reply:
-    """All of the object where it is there already, or nothing of it."""
-    pieces = [{"offset": 0, "bytes": len(data), "rungs": {"shared": len(data)}}] if there else []
-    reply = _json(size=len(data), pieces=pieces)
-    reply.fields["ETag"] = etag
-    reply.descriptors = [_sealed(data)] if there else []
-    return reply
-
-
 def _sealed(data: bytes) -> int:
     """Memory that nobody can write to any more."""
     fd = os.memfd_create("fake-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, data)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
     return fd
-
-
-def _share(etag: str, data: bytes) -> Reply:
-    """All of the object, in memory that nobody can write to any more."""
-    fd = _sealed(data)
-    reply = _json(offset=0, bytes=len(data), size=len(data), rungs={"shared": len(data)})
-    reply.fields["ETag"] = etag
-    reply.descriptors = [fd]
-    return reply
 
 
 def _json(**values: object) -> Reply:

@@ -216,6 +216,33 @@ def test_rungs_of_a_part(rungs: dict[str, int], wanted: int, expected: dict[str,
     assert share_of(rungs, wanted) == expected
 
 
+def test_tensors_of_one_piece_share_a_mapping_and_no_storage() -> None:
+    """One mapping for what lies in one piece; whoever saves or copies a tensor gets it alone."""
+    content, contents = model_file({name: ("U8", [MIB]) for name in "abcd"}, seed=3)
+    source = MemorySource({"m.safetensors": content}, share_bytes=8 * MIB)
+    loaded = dict(stream_of(source, chunk_bytes=8 * MIB))
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert Path("/proc/self/maps").read_text().count("memfd:share") == 1
+    loaded["b"][:] = 0
+    assert loaded["a"].tobytes() + loaded["c"].tobytes() == contents["a"] + contents["c"]
+    del loaded["a"], loaded["c"], loaded["d"]
+    gc.collect()
+    assert not loaded["b"].any()
+    del loaded
+    gc.collect()
+    assert "memfd:share" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_each_piece_is_asked_for_once(in_flight: int) -> None:
+    """However many chunks have a part of it, and however many threads are at it."""
+    files, contents = model()
+    source = MemorySource(files, share_bytes=4 * MIB)
+    loaded = dict(stream_of(source, chunk_bytes=256 << 10, in_flight=in_flight))
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert len(source.shared) == len(set(source.shared))
+
+
 def test_descriptors_are_closed_as_they_are_mapped() -> None:
     files, _ = model()
     source = MemorySource(files, share_bytes=256 << 10)

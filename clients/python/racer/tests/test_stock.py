@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 
 import pytest
 
@@ -12,10 +13,13 @@ import racer
 from clients.python.racer.tests.fake_daemon import FakeDaemon, Reply, Seen, error
 from clients.python.racer.tests.patterns import MIB, pattern
 from racer.answers import read_shared_parts
+from racer.loading import load
 from racer.models import stock
 from racer.models.prefix import RacerSource
 from racer.models.source import SourceFile
+from racer.results import Front
 from racer.wire import ResponseHead
+from tests.support.safetensors_bytes import model_file
 
 
 def open_source(daemon: FakeDaemon) -> RacerSource:
@@ -97,6 +101,133 @@ def test_files_behind_a_full_stock_are_asked_about_when_they_are_loaded(
     source.close()
 
 
+def put_model(daemon: FakeDaemon) -> tuple[list[str], dict[str, bytes]]:
+    """Two shards with an index; large tensors, several of them in one piece and across pieces."""
+    contents: dict[str, bytes] = {}
+    mapped: dict[str, str] = {}
+    names = ["model.safetensors.index.json"]
+    for seed in (1, 2):
+        name = f"m-{seed}.safetensors"
+        layout = {f"{key}{seed}": ("U8", [MIB + 4096 * seed]) for key in "abcdef"}
+        data, held = model_file({**layout, f"z{seed}": ("F32", [10])}, seed=seed)
+        daemon.put("llama", f"m/{name}", data)
+        contents |= held
+        mapped |= dict.fromkeys(held, name)
+        names.append(name)
+    index = json.dumps({"weight_map": mapped}).encode()
+    daemon.put("llama", f"m/{names[0]}", index)
+    return names, contents
+
+
+def test_the_next_rank_asks_once_for_each_file_and_starts_no_thread_to_load(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index comes in one exchange, and each shard's size, version, header and memory in
+    another; nothing else is asked. What is at hand is mapped by the consumer."""
+    names, contents = put_model(daemon)
+    daemon.shared_already, daemon.share_chunk_bytes = True, 4 * MIB
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def noting(thread: threading.Thread) -> None:
+        if thread.name.startswith("racer-"):
+            started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noting)
+    stream = load("racer://local/llama/m", framework="numpy", socket=daemon.path, names=names)
+    loaded = dict(stream)
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert set(stream.report.rungs) == {"shared"}
+    assert daemon.lines() == [
+        "GET /v1/objects/llama/m/model.safetensors.index.json",
+        "GET /v1/share/llama/m/m-1.safetensors",
+        "GET /v1/share/llama/m/m-2.safetensors",
+    ]
+    assert daemon.connections == 1
+    assert started == ["racer-model-keeper", "racer-model-0"]
+
+
+def test_the_next_rank_loads_what_was_not_at_hand_in_threads(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R35: a stock that is full leaves later files to the threads; every byte is right, and pieces
+    that were at hand are not asked for again."""
+    monkeypatch.setattr(stock, "_PIECES_MAX", 1)
+    names, contents = put_model(daemon)
+    daemon.shared_already, daemon.share_chunk_bytes = True, 4 * MIB
+    stream = load("racer://local/llama/m", framework="numpy", socket=daemon.path, names=names)
+    assert {name: array.tobytes() for name, array in stream} == contents
+    assert set(stream.report.rungs) == {"shared"}
+    assert daemon.count("GET /v1/share/llama/m/m-1") == 1
+    assert daemon.count("POST /v1/share") == 0
+
+
+def test_the_first_rank_asks_for_each_piece_once(daemon: FakeDaemon) -> None:
+    """However small the chunks are that the pieces are used in, and however many at a time."""
+    names, contents = put_model(daemon)
+    daemon.share_chunk_bytes = 4 * MIB
+    stream = load(
+        "racer://local/llama/m",
+        framework="numpy",
+        socket=daemon.path,
+        names=names,
+        staging_bytes=16 * MIB,
+        in_flight=8,
+    )
+    assert {name: array.tobytes() for name, array in stream} == contents
+    asked_for = [
+        (seen.path, int(seen.fields["range"][6:-1]) // (4 * MIB))
+        for seen in daemon.seen
+        if seen.method == "POST"
+    ]
+    assert len(asked_for) == len(set(asked_for)) == 4
+
+
+def test_a_whole_file_in_one_exchange(daemon: FakeDaemon) -> None:
+    daemon.put("llama", "m/index", b"{}")
+    daemon.put("llama", "m/empty", b"")
+    daemon.put("llama", "m/large", pattern(MIB))
+    source = open_source(daemon)
+    file, text = source.read_whole("index", 10) or (None, None)
+    assert (file, text) == (SourceFile("index", "racer://local/llama/m/index", 2, '"v1"'), b"{}")
+    assert asked(daemon) == ["GET objects"]
+    _, text = source.read_whole("empty", 10) or (None, None)
+    assert text == b""
+    _, text = source.read_whole("large", MIB) or (None, None)
+    assert text == pattern(MIB)
+    file, text = source.read_whole("large", MIB - 1) or (None, None)
+    assert (file and file.size, text) == (MIB, None)
+    assert source.read_whole("none", 10) is None
+    source.close()
+
+
+def test_the_front_of_an_object(daemon: FakeDaemon) -> None:
+    """Size, version and first bytes in one exchange; empty objects and errors as in all reads."""
+    url = daemon.put("llama", "large", pattern(MIB))
+    short = daemon.put("llama", "short", b"abc")
+    empty = daemon.put("llama", "empty", b"")
+
+    async def both(target: str, length: int, etag: str | None = None) -> Front:
+        with racer.Client(run_dir=daemon.run_dir) as client:
+            front = client.read_front(target, length, etag=etag)
+        async with racer.AsyncClient(run_dir=daemon.run_dir) as client:
+            assert await client.read_front(target, length, etag=etag) == front
+        return front
+
+    def asked_for(target: str, length: int, etag: str | None = None) -> Front:
+        return asyncio.run(both(target, length, etag))
+
+    assert asked_for(url, 10) == (MIB, '"v1"', pattern(MIB)[:10])
+    assert asked_for(short, 10, '"v1"') == (3, '"v1"', b"abc")
+    assert asked(daemon) == ["GET objects"] * 4
+    assert asked_for(empty, 10) == (0, '"v1"', b"")
+    with pytest.raises(racer.VersionChanged):
+        asked_for(url, 10, '"v0"')
+    with pytest.raises(racer.NotFound):
+        asked_for("racer://local/llama/none", 10)
+
+
 def test_a_file_that_is_missing(daemon: FakeDaemon) -> None:
     source = open_source(daemon)
     assert source.find("w") is None
@@ -164,6 +295,7 @@ def test_both_clients(daemon: FakeDaemon) -> None:
     with racer.Client(run_dir=daemon.run_dir) as client, client.shared(url) as pieces:
         assert [bytes(chunk.view) for chunk in pieces.chunks] == [pattern(MIB)]
         etag = pieces.etag
+        assert pieces.chunks[0].read(10, 20) == pattern(MIB)[10:20]
     with racer.Client(run_dir=daemon.run_dir) as client, pytest.raises(racer.VersionChanged):
         client.shared(url, etag='"other"')
 

@@ -67,6 +67,23 @@ def test_the_rest_is_started_when_it_is_wanted() -> None:
     assert not count.acquire(blocking=False)
 
 
+def test_as_many_of_the_rest_as_there_is_work_for() -> None:
+    count = threading.Semaphore(0)
+    go = threading.Event()
+
+    def work() -> None:
+        count.release()
+        assert go.wait(60)
+
+    group = WorkerGroup("group", 8, work, go.set, one_first=True)
+    group.start()
+    group.start_rest(3)
+    for _ in range(3):
+        assert count.acquire(timeout=60)
+    group.end()
+    assert not count.acquire(blocking=False)
+
+
 def test_a_rest_that_is_never_wanted_is_never_started() -> None:
     done: list[int] = []
     group = WorkerGroup("group", 3, lambda: done.append(1), lambda: None, one_first=True)

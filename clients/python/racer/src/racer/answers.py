@@ -153,7 +153,7 @@ def read_shared_parts(head: ResponseHead, body: bytes, etag: str | None) -> Shar
     )
     if any(before.stop > after.start for before, after in pairwise(parts)):
         raise ProtocolError("shared pieces overlap, or are out of order")
-    return SharedParts(size, served, parts)
+    return SharedParts(size, served, parts, value.number_or_none("share_chunk_bytes") or 0)
 
 
 def _shared_part(value: JsonObject, size: int, etag: str) -> SharedPart:

@@ -30,6 +30,7 @@ from racer.results import (
     Entry,
     Evicted,
     Explanation,
+    Front,
     Info,
     Pinned,
     Pins,
@@ -267,6 +268,27 @@ class Client:
                 return b""
             return self._read_large(self._bulk(parsed, start, end, stat.etag, seconds))
         return self._read_small(parsed, offset, stop, etag, seconds)
+
+    def read_front(
+        self, url: Url, length: int, *, etag: str | None = None, timeout: float | None = None
+    ) -> Front:
+        """Returns size and version of an object with its first `length` bytes, which are few.
+
+        Fewer come only where the object ends. One exchange for what `stat` and `read` take two
+        for; raises what they raise.
+        """
+        parsed = RacerUrl.parse_object(url)
+        seconds = self.timeout if timeout is None else timeout
+        try:
+            body, data = get(self._endpoint(parsed.cache), parsed, 0, length, etag, seconds)
+        except RangeNotSatisfiable as error:
+            if error.size != 0:
+                raise
+            stat = self.stat(parsed, etag=etag, timeout=seconds)  # Empty: no range is in it.
+            if stat.size:
+                raise
+            return Front(0, stat.etag, b"")
+        return Front(body.size, body.etag, data)
 
     def _read_small(
         self, url: RacerUrl, offset: int, stop: int | None, etag: str | None, seconds: float

@@ -77,6 +77,14 @@ class Body(NamedTuple):
     etag: str
 
 
+class Front(NamedTuple):
+    """The first bytes of one version of an object of `size` bytes."""
+
+    size: int
+    etag: str
+    data: bytes
+
+
 class SharedPart(NamedTuple):
     """Bytes `[start, stop)` of an object of `size` bytes; `rungs` tells where they came from."""
 
@@ -93,6 +101,7 @@ class SharedParts(NamedTuple):
     size: int
     etag: str
     parts: tuple[SharedPart, ...]
+    share_chunk_bytes: int = 0  # How objects are cut; 0 where the daemon does not tell.
 
 
 class Prefetched(NamedTuple):

@@ -53,6 +53,11 @@ class SharedChunk:
             self._map = mmap.mmap(self.fileno(), length, mmap.MAP_PRIVATE, access)
         return memoryview(self._map)
 
+    def read(self, start: int, stop: int) -> bytes:
+        """A copy of bytes [start, stop) of the object, which lie in this piece. For few of them:
+        nothing is mapped."""
+        return os.pread(self.fileno(), stop - start, start - self.start)
+
     def close(self) -> None:
         """Closes the descriptor; done twice it does nothing. Views stay good."""
         descriptor, self._descriptor, self._map = self._descriptor, -1, None
@@ -73,13 +78,17 @@ class SharedChunk:
 class SharedPieces:
     """What of one version is shared already, in order, maybe with gaps. A context manager.
 
-    Whoever takes chunks out of `chunks` closes them; `close` closes the rest.
+    Whoever takes chunks out of `chunks` closes them; `close` closes the rest. `share_chunk_bytes`
+    is how the daemon cuts objects; 0 where it does not tell.
     """
 
-    def __init__(self, size: int, etag: str, chunks: list[SharedChunk]) -> None:
+    def __init__(
+        self, size: int, etag: str, chunks: list[SharedChunk], share_chunk_bytes: int = 0
+    ) -> None:
         self.size = size
         self.etag = etag
         self.chunks = chunks
+        self.share_chunk_bytes = share_chunk_bytes
 
     def close(self) -> None:
         while self.chunks:

@@ -76,7 +76,7 @@ def all_taken_over(
             raise error_of(head, body, about=str(url))
         found = answers.read_shared_parts(head, body, etag)
         chunks = _chunks(found.parts, descriptors)
-    return SharedPieces(found.size, found.etag, chunks)
+    return SharedPieces(found.size, found.etag, chunks, found.share_chunk_bytes)
 
 
 @contextmanager

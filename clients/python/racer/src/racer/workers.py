@@ -68,10 +68,13 @@ class WorkerGroup:
             self._asked = False
             raise
 
-    def start_rest(self) -> None:
-        """Asks for the other threads. Any thread; asked again it does nothing."""
+    def start_rest(self, count_max: int | None = None) -> None:
+        """Asks for the other threads, `count_max` of all at most. Any thread; asked again it does
+        nothing."""
         if not self._rest_asked:
             self._rest_asked = True
+            if count_max is not None:
+                self._count = min(self._count, count_max)
             self._inbox.put(_Word.MORE)
 
     def wait(self) -> None:

@@ -35,6 +35,7 @@ from racer.results import (
     Entry,
     Evicted,
     Explanation,
+    Front,
     Info,
     Pinned,
     Pins,
@@ -254,6 +255,23 @@ class AsyncClient:
                 return b""
             return await self._read_large(self._read(parsed, start, end, stat.etag, seconds))
         return await self._read_small(parsed, offset, stop, etag, seconds)
+
+    async def read_front(
+        self, url: Url, length: int, *, etag: str | None = None, timeout: float | None = None
+    ) -> Front:
+        """As `Client.read_front`."""
+        parsed = RacerUrl.parse_object(url)
+        seconds = self.timeout if timeout is None else timeout
+        try:
+            body, data = await get(self._read(parsed, 0, length, etag, seconds))
+        except RangeNotSatisfiable as error:
+            if error.size != 0:
+                raise
+            stat = await self.stat(parsed, etag=etag, timeout=seconds)
+            if stat.size:
+                raise
+            return Front(0, stat.etag, b"")
+        return Front(body.size, body.etag, data)
 
     async def _read_small(
         self, url: RacerUrl, offset: int, stop: int | None, etag: str | None, seconds: float

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 from racer.errors import MemoryUnavailable
@@ -96,6 +96,13 @@ class Framework(Protocol):
     def build(self, info: TensorInfo, *, mapped: bool = False) -> Building:
         """Makes a tensor that passed `check`; `mapped` where its bytes may be shared memory."""
 
+    def maps(self, info: TensorInfo) -> bool:
+        """Whether a tensor that passed `check` is better mapped than copied."""
+
+    def map_whole(self, infos: Sequence[TensorInfo], share: SourceShare) -> list[Building] | None:
+        """Makes tensors that are to be mapped, of which `share` holds every byte, as views of one
+        mapping. None where the process has no more room for one: they are made one by one."""
+
     def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
         """Memory for the calling thread to read into, near where the tensors are."""
 
@@ -169,6 +176,40 @@ class _InWindow:
         self._window.map_shared(share.fileno(), share.start, start, stop)
 
 
+class _Whole:
+    """A tensor that had all its bytes when it was made: there is nothing left to put there."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def fill(self, offset: int, piece: Any) -> None:
+        """The same bytes are there."""
+
+    def take(self, share: SourceShare, start: int, stop: int) -> None:
+        """The same."""
+
+
+def _mapped_whole(
+    infos: Sequence[TensorInfo],
+    share: SourceShare,
+    make: Callable[[memoryview, int, TensorInfo], Any],
+) -> list[Building] | None:
+    """`make(memory, offset, info)` gives a tensor as a view of memory, which it keeps alive.
+
+    One mapping for all of them costs what one for each would cost. It stays until the last of them
+    is dropped: as does the piece of shared memory behind it in any case.
+    """
+    start, stop = min(info.start for info in infos), max(info.stop for info in infos)
+    try:
+        window = Window(start, stop)
+        window.map_shared(share.fileno(), share.start, share.start, share.stop)
+    except MemoryUnavailable as error:
+        _say_once(error)
+        return None
+    memory = window.view()
+    return [_Whole(make(memory, info.start - start, info)) for info in infos]
+
+
 def _in_window(info: TensorInfo, make: Callable[[memoryview], Any]) -> Building | None:
     """None where the process has no more room for windows: memory of its own will do."""
     try:
@@ -226,17 +267,29 @@ class NumpyFramework(_OnHost):
         dtype = self._dtype(info.dtype)
 
         def over(memory: Any) -> Any:
-            return self._numpy.frombuffer(memory, dtype).reshape(info.shape)
+            return self._over(memory, 0, info)
 
         if info.nbytes < MAPPED_BYTES_MIN:
             array = self._numpy.empty(info.shape, dtype)
             return _InHostMemory(info, array, array.reshape(-1).view("u1").data)
-        if mapped and _worth_mapping(info, dtype.itemsize):
+        if mapped and self.maps(info):
             in_window = _in_window(info, over)
             if in_window is not None:
                 return in_window
         memory = mapped_memory(info.nbytes)
         return _InHostMemory(info, over(memory), memoryview(memory))
+
+    def _over(self, memory: Any, offset: int, info: TensorInfo) -> Any:
+        """An array over the bytes of `memory` from `offset` on."""
+        dtype = self._dtype(info.dtype)
+        count = info.nbytes // dtype.itemsize
+        return self._numpy.frombuffer(memory, dtype, count, offset).reshape(info.shape)
+
+    def maps(self, info: TensorInfo) -> bool:
+        return _worth_mapping(info, self._dtype(info.dtype).itemsize)
+
+    def map_whole(self, infos: Sequence[TensorInfo], share: SourceShare) -> list[Building] | None:
+        return _mapped_whole(infos, share, self._over)
 
 
 class TorchFramework:
@@ -260,25 +313,44 @@ class TorchFramework:
 
     def build(self, info: TensorInfo, *, mapped: bool = False) -> Building:
         torch = self._torch
-        shape = info.shape
-        if info.dtype == "F4":
-            shape = (*shape[:-1], shape[-1] // 2)
-        dtype = getattr(torch, _TORCH[info.dtype])
+        dtype, shape = self._type_of(info)
         if self._device.type != "cpu":
             return _OnDevice(info, torch, torch.empty(shape, dtype=dtype, device=self._device))
 
         def over(memory: Any) -> Any:
-            return torch.frombuffer(memory, dtype=dtype).view(shape)
+            return self._over(memory, 0, info)
 
         if info.nbytes < MAPPED_BYTES_MIN:
             tensor = torch.empty(shape, dtype=dtype, device=self._device)
             return _InHostMemory(info, tensor, bytes_at(tensor.data_ptr(), info.nbytes))
-        if mapped and _worth_mapping(info, dtype.itemsize):
+        if mapped and self.maps(info):
             in_window = _in_window(info, over)
             if in_window is not None:
                 return in_window
         memory = mapped_memory(info.nbytes)
         return _InHostMemory(info, over(memory), memoryview(memory))
+
+    def _type_of(self, info: TensorInfo) -> tuple[Any, tuple[int, ...]]:
+        """dtype and shape of torch: elements of 4 bits are kept in pairs."""
+        shape = info.shape
+        if info.dtype == "F4":
+            shape = (*shape[:-1], shape[-1] // 2)
+        return getattr(self._torch, _TORCH[info.dtype]), shape
+
+    def _over(self, memory: Any, offset: int, info: TensorInfo) -> Any:
+        """A tensor, with a storage of its own, over the bytes of `memory` from `offset` on."""
+        dtype, shape = self._type_of(info)
+        count = info.nbytes // dtype.itemsize
+        return self._torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+
+    def maps(self, info: TensorInfo) -> bool:
+        if self._device.type != "cpu":
+            return False
+        dtype, _ = self._type_of(info)
+        return _worth_mapping(info, dtype.itemsize)
+
+    def map_whole(self, infos: Sequence[TensorInfo], share: SourceShare) -> list[Building] | None:
+        return _mapped_whole(infos, share, self._over)
 
     def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
         if self._device.type == "cuda":

@@ -3,21 +3,24 @@
 Layer: loading, driver of a plan. Each of `in_flight` threads takes the next chunk and puts its
 pieces into their tensors; the consumer takes chunks in order. Where the source shares memory, that
 is mapped, and nothing is copied but small tensors; where it does not, or not now, the thread reads
-into a landing of its own and copies. As long as others have had all of it opened, one thread does.
+into a landing of its own and copies. What is at hand already (memory that others share, asked about
+when the headers were read) the consumer maps itself: no thread is started before there is something
+to wait for.
+
 At most `in_flight` chunks are between having been started and having been taken, so that memory
 beyond the consumer's own tensors is bounded by `in_flight` landings and as much again in tensors
 that are ready early, whatever the size of files and tensors.
 
 Ends: `close` cancels reads that are still running and returns when every thread has ended and given
-its landing up; only then may the source be closed. The consumer's side uses nothing but queues,
-which an interrupt cannot leave locked.
+its landing up; only then may the source be closed. The consumer's side uses nothing but queues and
+plain locks, which an interrupt cannot leave locked.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -40,7 +43,7 @@ class ChunkDone:
 
 
 class Pipeline:
-    """`start` it inside the `try` whose `finally` closes it."""
+    """Ask it for chunks inside the `try` whose `finally` closes it."""
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Pipeline:
         # The consumer's own: chunks that came before they were asked for, and the next to start.
         self._early: dict[int, ChunkDone] = {}
         self._following = 0
+        self._started = False  # Whether there are threads: the consumer only waits, from then on.
         # The workers' own, but for finished tensors.
         self._building: dict[int, Building] = {}
         self._building_lock = threading.Lock()
@@ -73,7 +77,10 @@ class Pipeline:
 
     # --- the consumer's side ----------------------------------------------------------------
 
-    def start(self) -> None:
+    def _start_at(self, index: int) -> None:
+        """Leaves chunk `index` and all that follow to the threads."""
+        self._started = True
+        self._following = index
         for _ in range(self._count):
             self._let_one_start()
         self._workers.start()
@@ -88,6 +95,11 @@ class Pipeline:
 
         Raises what ended a read, be it of this chunk or of a later one.
         """
+        if not self._started:
+            done = self._map_at_hand(self._plan.chunks[index])
+            if done is not None:
+                return done
+            self._start_at(index)
         while index not in self._early:
             try:
                 result = self._results.get(timeout=NOTICE_SECONDS)
@@ -104,7 +116,13 @@ class Pipeline:
 
     def release(self) -> None:
         """The consumer has taken all tensors of another chunk: a later one may be started."""
-        self._let_one_start()
+        if self._started:
+            self._let_one_start()
+
+    def _map_at_hand(self, chunk: Chunk) -> ChunkDone | None:
+        """Maps a chunk whose memory is all here already, which takes no waiting. None where some of
+        it is not. Only while there are no threads."""
+        return self._read(chunk, None) if self._sharing.is_at_hand(chunk) else None
 
     def close(self) -> None:
         """Ends every thread. An interrupt meanwhile is raised once that is done."""
@@ -112,6 +130,7 @@ class Pipeline:
             self._workers.end()
         finally:
             self._building.clear()
+            self._sharing.close()
 
     # --- the threads' side ------------------------------------------------------------------
 
@@ -133,7 +152,8 @@ class Pipeline:
         finally:
             landing.close()
 
-    def _read(self, chunk: Chunk, landing: _LandingWhenNeeded) -> ChunkDone:
+    def _read(self, chunk: Chunk, landing: _LandingWhenNeeded | None) -> ChunkDone:
+        """`landing` is None where all of the chunk is at hand."""
         self._build_empty(chunk)
         rungs: dict[str, int] = {}
         seconds = 0.0
@@ -142,13 +162,19 @@ class Pipeline:
             while at < chunk.stop:
                 share = self._sharing.there(chunk.file, at)
                 if share is None:
+                    assert landing is not None, "what is at hand is there"
                     self._workers.start_rest()  # There is something to wait for.
                     share = self._sharing.piece(chunk.file, at)
-                if share is not None:
-                    at, spent = self._take(chunk, at, share, rungs)
-                else:
-                    stop = min(chunk.stop, self._sharing.end_of_piece(at))
-                    at, spent = self._copy(chunk, at, stop, landing.get(), rungs)
+                try:
+                    if share is not None:
+                        stop, spent = self._take(chunk, at, share, rungs)
+                    else:
+                        assert landing is not None, "what is at hand is there"
+                        stop = min(chunk.stop, self._sharing.end_of_piece(at))
+                        spent = self._copy(chunk, at, stop, landing.get(), rungs)
+                finally:
+                    self._sharing.done(chunk.file, at, share)
+                at = stop
                 seconds += spent
         except Exception as error:
             error.add_note(f"while bytes {at}-{chunk.stop} of {chunk.file.url} were read")
@@ -160,23 +186,40 @@ class Pipeline:
     ) -> tuple[int, float]:
         """Puts what `share` has of the chunk from `start` on into the tensors; where that ends."""
         began = time.perf_counter()
-        try:
-            stop = min(chunk.stop, share.stop)
-            for piece in chunk.pieces:
-                begin = chunk.start + piece.chunk_offset
-                if begin < stop and start < begin + piece.length:
-                    self._of(piece.tensor).take(
-                        share, max(begin, start), min(begin + piece.length, stop)
-                    )
-            add_rungs(rungs, share_of(share.rungs, stop - start))
-        finally:
-            share.close()
+        stop = min(chunk.stop, share.stop)
+        parts = [
+            (piece, begin)
+            for piece in chunk.pieces
+            if (begin := chunk.start + piece.chunk_offset) < stop and start < begin + piece.length
+        ]
+        self._map_whole([piece.tensor for piece, _ in parts], share)
+        for piece, begin in parts:
+            self._of(piece.tensor).take(share, max(begin, start), min(begin + piece.length, stop))
+        add_rungs(rungs, share_of(share.rungs, stop - start))
         return stop, time.perf_counter() - began
+
+    def _map_whole(self, numbers: Sequence[int], share: SourceShare) -> None:
+        """Makes those of the tensors that `share` holds from their first byte to their last, and
+        that are to be mapped: together. The others, and those begun before, are left as they are.
+        """
+        with self._building_lock:
+            wanted = {
+                number: info
+                for number in numbers
+                if number not in self._building
+                and share.start <= (info := self._plan.tensors[number].info).start
+                and info.stop <= share.stop
+                and self._framework.maps(info)
+            }
+            if len(wanted) > 1:
+                made = self._framework.map_whole(list(wanted.values()), share)
+                self._building.update(zip(wanted, made or (), strict=made is not None))
 
     def _copy(
         self, chunk: Chunk, start: int, stop: int, landing: FrameworkLanding, rungs: dict[str, int]
-    ) -> tuple[int, float]:
-        """Reads [start, stop) of the chunk's file and copies it to the tensors."""
+    ) -> float:
+        """Reads [start, stop) of the chunk's file and copies it to the tensors: how long that
+        took."""
         add_rungs(rungs, landing.read(chunk.file, start, stop))
         began = time.perf_counter()
         for piece in chunk.pieces:
@@ -187,7 +230,7 @@ class Pipeline:
             building = self._of(piece.tensor)
             with _part(landing.view, begin - start, end - start) as source:
                 building.fill(piece.tensor_offset + begin - place, source)
-        return stop, time.perf_counter() - began
+        return time.perf_counter() - began
 
     def _build_empty(self, chunk: Chunk) -> None:
         """Makes the tensors that are delivered with this chunk and have no bytes."""

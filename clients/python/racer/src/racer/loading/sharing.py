@@ -2,16 +2,19 @@
 
 Layer: loading; any thread. `share="auto"` asks for every piece until the daemon says that it shares
 nothing; where it has no room just now, that one piece is read into memory of our own. Either is
-said once.
+said once. A piece is asked for once, however many chunks of the plan have a part of it: it is kept
+from the first of them to the last.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from racer.errors import BadRequest, MemoryUnavailable, RacerError, ShareRefused
+from racer.loading.plan import Chunk, LoadPlan
 from racer.models.source import Source, SourceFile, SourceShare
 
 ShareMode = Literal["auto", "off"]
@@ -21,8 +24,23 @@ _OFF_CODES = ("share_off", "unknown_operation", "method_not_allowed")
 _log = logging.getLogger("racer.load")
 
 
+class _Piece:
+    """A piece of a file; `users` is how many chunks have yet to be `done` with it."""
+
+    __slots__ = ("lock", "share", "users")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # Held while the piece is asked for.
+        self.share: SourceShare | None = None
+        self.users = 0
+
+
 class Sharing:
-    """The shared pieces of one load. `refused` counts those that could not be had, by reason."""
+    """The shared pieces of one load. `refused` counts those that could not be had, by reason.
+
+    `expect` the plan before the first piece is asked for; each chunk is `done` with a piece before
+    it asks for the next one, also where it got none. `close` gives up what is still kept.
+    """
 
     def __init__(self, source: Source, mode: ShareMode) -> None:
         """Asks the source, where the mode says so, whether it shares at all."""
@@ -31,28 +49,90 @@ class Sharing:
         self._on = self.piece_bytes > 0
         self.began = self._on
         self.refused: dict[str, int] = {}
+        self._pieces: dict[tuple[str, int], _Piece] = {}
+
+    def expect(self, plan: LoadPlan) -> None:
+        if not self._on:
+            return
+        for chunk in plan.chunks:
+            for at in range(self._start_of(chunk.start), chunk.stop, self.piece_bytes):
+                piece = self._pieces.setdefault((chunk.file.url, at), _Piece())
+                piece.users += 1
+
+    def is_at_hand(self, chunk: Chunk) -> bool:
+        """Whether all that the chunk will ask for is here, so that nobody has to be waited for."""
+        if not self._on:
+            return False
+        at = chunk.start
+        while at < chunk.stop:
+            share = self._get(chunk.file, at, self._source.shared_at_hand)
+            if share is None:
+                return False
+            if share is not self._pieces[chunk.file.url, self._start_of(at)].share:
+                share.close()
+                return False
+            at = share.stop
+        return True
 
     def there(self, file: SourceFile, at: int) -> SourceShare | None:
         """The piece that holds byte `at`, where others share it already, without waiting."""
-        return self._source.shared_already(file, at) if self._on else None
+        return self._get(file, at, self._source.shared_already) if self._on else None
 
     def piece(self, file: SourceFile, at: int) -> SourceShare | None:
-        """The shared memory that holds byte `at`, which the caller closes; or None."""
+        """The shared memory that holds byte `at`; or None. See `done`."""
         if not self._on:
             return None
         try:
-            return self._source.share(file, at)
+            return self._get(file, at, self._source.share)
         except (ShareRefused, MemoryUnavailable, BadRequest) as error:
             if isinstance(error, BadRequest) and error.code not in _OFF_CODES:
                 raise
             self._note(error)
             return None
 
+    def _get(
+        self, file: SourceFile, at: int, ask: Callable[[SourceFile, int], SourceShare | None]
+    ) -> SourceShare | None:
+        """What is kept, or else what `ask` gives."""
+        piece = self._pieces[file.url, self._start_of(at)]
+        with piece.lock:
+            if piece.share is not None and piece.share.start <= at < piece.share.stop:
+                return piece.share
+            share = ask(file, at)
+            # Pieces are cut as the daemon said, unless it is another one by now: what is cut
+            # otherwise is the caller's alone.
+            if share is not None and piece.share is None and share.start == self._start_of(at):
+                piece.share = share
+            return share
+
+    def done(self, file: SourceFile, at: int, share: SourceShare | None) -> None:
+        """A chunk is through with its part of the piece at `at`, and with `share` of it."""
+        piece = self._pieces.get((file.url, self._start_of(at))) if self.began else None
+        if piece is None:
+            return
+        with piece.lock:
+            if share is not None and share is not piece.share:
+                share.close()
+            piece.users -= 1
+            if piece.users <= 0 and piece.share is not None:
+                piece.share.close()
+                piece.share = None
+
+    def close(self) -> None:
+        """Closes what is kept; when no chunk is being read any more."""
+        for piece in self._pieces.values():
+            if piece.share is not None:
+                piece.share.close()
+                piece.share = None
+
     def end_of_piece(self, at: int) -> int:
         """Where the piece with byte `at` ends; what is shared is not in pieces: nowhere."""
         if not self.began:
             return 1 << 63
-        return at - at % self.piece_bytes + self.piece_bytes
+        return self._start_of(at) + self.piece_bytes
+
+    def _start_of(self, at: int) -> int:
+        return at - at % self.piece_bytes
 
     def _note(self, error: RacerError) -> None:
         first = error.code not in self.refused

@@ -26,7 +26,6 @@ from racer.models.directory import ModelDirectory
 from racer.models.names import ExtraShards
 from racer.models.opening import Location, open_source
 from racer.models.source import Source
-from racer.workers import WorkerGroup
 
 STAGING_BYTES: Final = 256 << 20
 IN_FLIGHT: Final = 4
@@ -158,36 +157,14 @@ class TensorStream:
         if self._ending:
             raise Closed("this load was closed")
         try:
-            self.model = self._open_model()
+            self.model = ModelDirectory.open(
+                self._source, only=self._only, extra_shards=self._extra_shards
+            )
             self.plan = self._planned(self.model)
         except BaseException:
             self.close()
             raise
         return self.plan
-
-    def _open_model(self) -> ModelDirectory:
-        """In a thread of its own: an interrupt here cancels it and waits for its end."""
-        opened: list[ModelDirectory] = []
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                model = ModelDirectory.open(
-                    self._source, only=self._only, extra_shards=self._extra_shards
-                )
-                opened.append(model)
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                failed.append(error)
-
-        worker = WorkerGroup("racer-model", 1, work, self._source.cancel)
-        try:
-            worker.start()
-            worker.wait()
-        finally:
-            worker.end()
-        if failed:
-            raise failed[0]
-        return opened[0]
 
     def _planned(self, model: ModelDirectory) -> LoadPlan:
         wanted = self._filter or (lambda name: True)
@@ -200,6 +177,7 @@ class TensorStream:
         unit = self._sharing.piece_bytes or self._source.page_bytes
         plan = plan_load(files, grid=chunk_grid(self._chunk_bytes, unit))
         check_all(self._framework, plan.tensors)
+        self._sharing.expect(plan)
         return plan
 
     def close(self) -> None:
@@ -254,7 +232,6 @@ class TensorStream:
                     sharing=self._sharing,
                 )
                 self._tensors = _deliver(plan, self._pipeline, self._progress, self.report)
-                self._pipeline.start()
             return next(self._tensors)
         except BaseException:
             # The end of the tensors, too, comes as an exception.

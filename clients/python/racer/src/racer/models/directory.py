@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from racer.models.names import (
     ExtraShards,
@@ -32,6 +32,7 @@ from racer.safetensors.header import (
 from racer.workers import WorkerGroup
 
 _HEADERS_AT_ONCE = 8
+_CHOOSING = -1  # Comes before the first header.
 
 _log = logging.getLogger("racer.models")
 
@@ -68,23 +69,14 @@ class ModelDirectory:
         Raises SafetensorsError, and what the source raises. An interrupt cancels the source's
         reads and comes out when they have ended.
         """
-        if only is not None:
-            return cls._of_files(source, ShardNames((only,)), {}, None)
-        names = source.names()
-        index, weight_map = find_index(names), {}
-        if index is None:
-            chosen = _located(source.location, lambda: without_index(names))
-        else:
-            weight_map = _read_index(source, index)
-            chosen = _located(source.location, lambda: with_index(names, weight_map, extra_shards))
-        return cls._of_files(source, chosen, weight_map, index)
+        return _Opening(source, only, extra_shards).run()
 
     @classmethod
     def _of_files(
-        cls, source: Source, chosen: ShardNames, weight_map: Mapping[str, str], index: str | None
+        cls, location: str, choice: _Choice, opened: Sequence[tuple[SourceFile, Header]]
     ) -> ModelDirectory:
-        opened = _read_headers(source, chosen.names, weight_map)
         _check_one_shard_each(opened)
+        index, weight_map = choice.index, choice.weight_map
         unmapped: list[str] = []
         if index is not None:
             _check_mapped(opened, weight_map)
@@ -97,7 +89,7 @@ class ModelDirectory:
             )
             for file, header in opened
         )
-        model = cls(source.location, shards, index, chosen.left_out, tuple(unmapped))
+        model = cls(location, shards, index, choice.shards.left_out, tuple(unmapped))
         model._tell()
         return model
 
@@ -125,78 +117,91 @@ class ModelDirectory:
                 yield shard, tensor
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """The files to read, and what says so: an index with what it maps, or none."""
+
+    shards: ShardNames
+    index: str | None = None
+    weight_map: Mapping[str, str] = field(default_factory=dict)
+
+
+def _choose(source: Source, only: str | None, extra_shards: ExtraShards) -> _Choice:
+    if only is not None:
+        return _Choice(ShardNames((only,)))
+    names = source.names()
+    index = find_index(names)
+    if index is None:
+        return _Choice(_located(source.location, lambda: without_index(names)))
+    weight_map = _read_index(source, index)
+    shards = _located(source.location, lambda: with_index(names, weight_map, extra_shards))
+    return _Choice(shards, index, weight_map)
+
+
 def _read_index(source: Source, name: str) -> dict[str, str]:
-    file = source.find(name)
-    if file is None:
+    found = source.read_whole(name, HEADER_BYTES_MAX)
+    if found is None:
         raise SafetensorsError(
             "the index is listed, and cannot be found", file=f"{source.location}/{name}"
         )
-    if file.size > HEADER_BYTES_MAX:
+    file, text = found
+    if text is None:
         raise SafetensorsError(
             f"the index has {file.size:,} bytes, the limit is {HEADER_BYTES_MAX:,}", file=file.url
         )
     try:
-        return read_index_untrusted(source.read(file, 0, file.size) if file.size else b"")
+        return read_index_untrusted(text)
     except SafetensorsError as error:
         error.file = file.url
         raise
 
 
-def _read_headers(
-    source: Source, names: Sequence[str], weight_map: Mapping[str, str]
-) -> list[tuple[SourceFile, Header]]:
-    def read(name: str) -> tuple[SourceFile, Header]:
-        file = source.find(name)
-        if file is None:
-            mapped = sum(held == name for held in weight_map.values())
-            raise SafetensorsError(
-                f"the index maps {mapped} tensors to it, and it is not there"
-                if mapped
-                else "there is no such file",
-                file=f"{source.location}/{name}",
-                hint="upload the missing shard" if mapped else "",
-            )
-        return file, read_header(source, file)
+class _Opening:
+    """Opens a model in threads of its own: one chooses the files and reads their headers; as soon
+    as that has something to wait for, others help. Headers come in the order of the names.
 
-    return _HeaderReads(source, names, read).run()
+    What another reader of the node shares is read faster by one thread than by several, which
+    would wait for each other at the interpreter's lock and for the same daemon.
+    """
 
-
-class _HeaderReads:
-    """Runs `read` for each name on a few threads; the results come in the order of the names."""
-
-    def __init__(
-        self,
-        source: Source,
-        names: Sequence[str],
-        read: Callable[[str], tuple[SourceFile, Header]],
-    ) -> None:
+    def __init__(self, source: Source, only: str | None, extra_shards: ExtraShards) -> None:
         self._source = source
-        self._names = names
-        self._read = read
+        self._only = only
+        self._extra_shards: ExtraShards = extra_shards
+        self._workers = WorkerGroup(
+            "racer-model", _HEADERS_AT_ONCE, self._work, source.cancel, one_first=True
+        )
+        self._choice: _Choice | None = None
+        self._names: Sequence[str] = ()
         self._lock = threading.Lock()
         self._following = 0
         self._opened: dict[int, tuple[SourceFile, Header]] = {}
         self._errors: dict[int, BaseException] = {}
 
-    def run(self) -> list[tuple[SourceFile, Header]]:
-        count = min(_HEADERS_AT_ONCE, len(self._names))
-        workers = WorkerGroup("racer-headers", count, self._work, self._source.cancel)
+    def run(self) -> ModelDirectory:
         try:
-            workers.start()
-            workers.wait()
+            self._workers.start()
+            self._workers.wait()
         finally:
-            workers.end()
+            self._workers.end()
         if self._errors:
             # Names are taken in order: of several faults the same one is told each time.
             raise self._errors[min(self._errors)]
-        return [self._opened[index] for index in range(len(self._names))]
+        assert self._choice is not None, "choosing ends with a choice or an error"
+        opened = [self._opened[index] for index in range(len(self._names))]
+        return ModelDirectory._of_files(self._source.location, self._choice, opened)
 
     def _work(self) -> None:
-        while (index := self._next()) is not None:
-            try:
-                self._opened[index] = self._read(self._names[index])
-            except BaseException as error:  # noqa: BLE001 - raised again by `run`
-                self._errors[index] = error
+        index: int | None = _CHOOSING
+        try:
+            if self._choice is None:  # The first thread; there is no other one before it is done.
+                self._choice = _choose(self._source, self._only, self._extra_shards)
+                self._names = self._choice.shards.names
+            while (index := self._next()) is not None:
+                self._opened[index] = self._read(self._names[index], self._choice.weight_map)
+        except BaseException as error:  # noqa: BLE001 - raised again by `run`
+            assert index is not None
+            self._errors[index] = error
 
     def _next(self) -> int | None:
         with self._lock:
@@ -204,6 +209,21 @@ class _HeaderReads:
                 return None
             self._following += 1
             return self._following - 1
+
+    def _read(self, name: str, weight_map: Mapping[str, str]) -> tuple[SourceFile, Header]:
+        file = self._source.find(name)
+        if file is None or not self._source.is_at_hand(file):
+            self._workers.start_rest(len(self._names))
+        if file is None:
+            mapped = sum(held == name for held in weight_map.values())
+            raise SafetensorsError(
+                f"the index maps {mapped} tensors to it, and it is not there"
+                if mapped
+                else "there is no such file",
+                file=f"{self._source.location}/{name}",
+                hint="upload the missing shard" if mapped else "",
+            )
+        return file, read_header(self._source, file)
 
 
 def read_header(source: Source, file: SourceFile) -> Header:

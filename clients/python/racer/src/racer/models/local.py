@@ -82,6 +82,16 @@ class LocalSource:
         finally:
             os.close(descriptor)
 
+    def read_whole(self, name: str, bytes_max: int) -> tuple[SourceFile, bytes | None] | None:
+        file = self.find(name)
+        if file is None:
+            return None
+        return file, self.read(file, 0, file.size) if file.size <= bytes_max else None
+
+    def is_at_hand(self, file: SourceFile) -> bool:
+        """A volume may be far away."""
+        return False
+
     def landing(self, nbytes: int) -> LocalLanding:
         return LocalLanding(self, nbytes)
 
@@ -90,6 +100,9 @@ class LocalSource:
         return 0
 
     def shared_already(self, file: SourceFile, at: int) -> None:
+        """See `share`."""
+
+    def shared_at_hand(self, file: SourceFile, at: int) -> None:
         """See `share`."""
 
     def share(self, file: SourceFile, at: int) -> NoReturn:

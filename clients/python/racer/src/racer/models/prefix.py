@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+from racer.bulk import SMALL_BYTES
 from racer.client import TIMEOUT_SECONDS, Client
 from racer.deadline import Deadline
 from racer.errors import (
@@ -77,7 +78,8 @@ class RacerSource:
 
     @property
     def share_bytes(self) -> int:
-        return self._info.share_chunk_bytes
+        told = self._stock.piece_bytes if self._stock is not None else 0
+        return told or self._info.share_chunk_bytes
 
     @cached_property
     def _info(self) -> Info:
@@ -133,6 +135,21 @@ class RacerSource:
         _check_length(file, stop - start, len(data))
         return data
 
+    def read_whole(self, name: str, bytes_max: int) -> tuple[SourceFile, bytes | None] | None:
+        """In one exchange, where the file is small: nobody shares it, so nobody is asked."""
+        url = self._url(name)
+        try:
+            size, version, front = self.client.read_front(url, min(SMALL_BYTES, bytes_max))
+        except NotFound:
+            return None
+        file = SourceFile(name, str(url), size, version)
+        if size > bytes_max:
+            return file, None
+        return file, front + self.read(file, len(front), size) if len(front) < size else front
+
+    def is_at_hand(self, file: SourceFile) -> bool:
+        return self._stock is not None and self._stock.has(file, 0, 1)
+
     def landing(self, nbytes: int) -> RacerLanding:
         return RacerLanding(self, nbytes)
 
@@ -141,6 +158,10 @@ class RacerSource:
 
     def shared_already(self, file: SourceFile, at: int) -> RacerShare | None:
         shared = self._stock.take(file, at) if self._stock is not None else None
+        return None if shared is None else _checked(file, shared)
+
+    def shared_at_hand(self, file: SourceFile, at: int) -> RacerShare | None:
+        shared = self._stock.take_at_hand(file, at) if self._stock is not None else None
         return None if shared is None else _checked(file, shared)
 
     def reads_into(self, device: object) -> bool:

@@ -97,6 +97,13 @@ class Source(Protocol):
     def read(self, file: SourceFile, start: int, stop: int) -> bytes:
         """A short range, kept whole."""
 
+    def read_whole(self, name: str, bytes_max: int) -> tuple[SourceFile, bytes | None] | None:
+        """As `find`, and all bytes of that version: None of them where they are more than
+        `bytes_max`."""
+
+    def is_at_hand(self, file: SourceFile) -> bool:
+        """Whether reading its first bytes waits for nobody."""
+
     def landing(self, nbytes: int) -> SourceLanding:
         """Makes touched memory of `nbytes` for the calling thread, which closes it."""
 
@@ -113,6 +120,9 @@ class Source(Protocol):
 
     def shared_already(self, file: SourceFile, at: int) -> SourceShare | None:
         """As `share`, where the piece is there already; else None, without waiting for it."""
+
+    def shared_at_hand(self, file: SourceFile, at: int) -> SourceShare | None:
+        """As `shared_already`, where that asks nobody: what was found out before is enough."""
 
     def share(self, file: SourceFile, at: int) -> SourceShare:
         """The piece of shared memory that holds byte `at`; the caller closes it.

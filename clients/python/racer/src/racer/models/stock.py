@@ -35,6 +35,7 @@ class SharedStock:
         self._surveyed: dict[tuple[str, str], int] = {}  # Up to where; behind it may be more.
         self._refused = False
         self._closed = False
+        self.piece_bytes = 0  # How the daemon cuts objects, once an answer has told it.
 
     def survey(self, url: str) -> tuple[int, str]:
         """Returns size and version of an object; keeps what of it is shared.
@@ -49,24 +50,30 @@ class SharedStock:
 
     def take(self, file: SourceFile, at: int) -> SharedChunk | None:
         """The piece with byte `at`, which is the caller's; None where it has to be asked for."""
-        key = (file.url, file.version)
         with self._asking:  # Whoever comes second finds what the first one's question brings.
-            if at >= self._surveyed.get(key, 0):
+            if at >= self._surveyed.get((file.url, file.version), 0):
                 self._ask(file.url, at, file.version)
+        return self.take_at_hand(file, at)
+
+    def take_at_hand(self, file: SourceFile, at: int) -> SharedChunk | None:
+        """As `take`, of what was brought before: nobody is asked."""
+        key = (file.url, file.version)
         with self._lock:
             chunk = self._find(key, at, at + 1)
             if chunk is not None:
                 self._chunks[key].remove(chunk)
             return chunk
 
+    def has(self, file: SourceFile, start: int, stop: int) -> bool:
+        """Whether a piece in stock holds bytes [start, stop)."""
+        with self._lock:
+            return self._find((file.url, file.version), start, stop) is not None
+
     def read(self, file: SourceFile, start: int, stop: int) -> bytes | None:
         """Bytes [start, stop), where a piece in stock holds them all."""
         with self._lock:
             chunk = self._find((file.url, file.version), start, stop)
-            if chunk is None:
-                return None
-            with chunk.view[start - chunk.start : stop - chunk.start] as wanted:
-                return bytes(wanted)
+            return None if chunk is None else chunk.read(start, stop)
 
     def close(self) -> None:
         """Closes what nobody took; done twice it does nothing."""
@@ -98,6 +105,7 @@ class SharedStock:
             _log.info("asking for shared memory piece by piece: %s", error)
             return None
         with found, self._lock:
+            self.piece_bytes = found.share_chunk_bytes
             if self._closed:
                 raise Closed(f"loading {url} was ended")
             key = (url, found.etag)
