@@ -133,8 +133,9 @@ def test_an_end_in_the_middle(model: Any, tmp_path: Path) -> None:
     with pytest.raises(racer.Forbidden):
         fetched(model, tmp_path / "dir")
     assert RECORD_NAME not in tree(tmp_path / "dir")
-    (tmp_path / "dir").mkdir(exist_ok=True)
-    (tmp_path / "dir" / ".racer-0123.part").write_bytes(b"half")
+    for folder in (tmp_path / "dir", tmp_path / "dir" / "1_Pooling"):
+        folder.mkdir(exist_ok=True)
+        (folder / ".racer-0123.part").write_bytes(b"half")
     model.daemon._hooks.clear()
     fetched(model, tmp_path / "dir")
     assert tree(tmp_path / "dir") == {*model.copied, model.index, *model.shards, RECORD_NAME}
@@ -302,3 +303,62 @@ def test_a_record_that_is_no_record(model: Any, tmp_path: Path) -> None:
     (tmp_path / RECORD_NAME).write_text(json.dumps({"format": 9}))
     with pytest.raises(racer.RacerError, match=r"its format is 9.*run racer-vllm-fetch again"):
         place_of(str(tmp_path))
+    with pytest.raises(ForeignFile, match=r"its format is 9.*give another directory"):
+        fetched(model, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_an_end_in_the_middle_and_a_new_version(model: Any, tmp_path: Path) -> None:
+    """R34, L19: what the first run wrote before it was killed is replaced, or removed, by the next
+    one, though no record tells of it; what others put there is not."""
+    folder = tmp_path / "dir"
+    model.add("old.json", b"1")
+    model.add("new.json", b"1")
+    script = (
+        "import os, pathlib, sys, racer_vllm.fetch as f\n"
+        "f._Writer._header = lambda *_: os._exit(9)\n"
+        "f.fetch(sys.argv[1], lambda _: pathlib.Path(sys.argv[2]), socket=sys.argv[3])\n"
+    )
+    arguments = [model.url, str(folder), str(model.daemon.path)]
+    assert subprocess.run([sys.executable, "-c", script, *arguments]).returncode == 9
+    assert (folder / "old.json").exists() and not (folder / RECORD_NAME).exists()
+    model.put('"v2"')
+    model.add("config.json", b'{"architectures": ["Tiny"], "v": 2}', '"v2"')
+    model.remove("old.json")
+    (folder / "later.json").write_text("mine")
+    fetched(model, folder)
+    assert (folder / "config.json").read_bytes() == model.content("config.json")
+    assert not (folder / "old.json").exists() and (folder / "later.json").exists()
+    assert (folder / ".racer-vllm.lock").read_bytes() == b""
+    model.add("later.json", b"the model's")
+    with pytest.raises(ForeignFile, match=r"later\.json"):
+        fetched(model, folder)
+    assert (folder / "later.json").read_text() == "mine"
+
+
+def test_a_record_that_is_a_link(model: Any, tmp_path: Path) -> None:
+    """R34: neither followed nor replaced, and told before anything is written, also by a run that
+    finds the directory as its own."""
+    folder = tmp_path / "dir"
+    folder.mkdir()
+    (folder / RECORD_NAME).symlink_to(tmp_path / "elsewhere")
+    for ours in (False, True):
+        if ours:
+            (folder / ".racer-vllm.lock").touch()
+        before = sorted(os.listdir(folder))
+        with pytest.raises(ForeignFile, match=RECORD_NAME):
+            fetched(model, folder)
+        assert sorted(os.listdir(folder)) == before and not (tmp_path / "elsewhere").exists()
+
+
+def test_a_directory_without_a_name(model: Any, tmp_path: Path) -> None:
+    """R34: an empty name is a mistake, and does not stand for the current directory."""
+    for arguments in (["fetch", model.url, ""], ["serve", "--dir=", model.url]):
+        done = subprocess.run(
+            [sys.executable, "-m", "racer_vllm", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2 and "is empty" in done.stderr
+    assert not (tmp_path / "config.json").exists()

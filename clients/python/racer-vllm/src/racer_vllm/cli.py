@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="What follows the URL is vLLM's.",
     )
     _add_common(serve)
-    serve.add_argument("--dir", type=Path, help="the directory (default: in the user's cache)")
+    serve.add_argument("--dir", type=_folder, help="the directory (default: in the user's cache)")
     rest = serve.add_argument("vllm_arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     rest.required = False  # Else they are named as missing where the URL is.
     options = parser.parse_args(arguments)
@@ -79,8 +79,14 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _add_fetch(parser: argparse.ArgumentParser) -> None:
     _add_common(parser)
-    parser.add_argument("dir", type=Path, metavar="DIR", help="the directory to make or refresh")
+    parser.add_argument("dir", type=_folder, metavar="DIR", help="the directory to make or refresh")
     parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
+
+
+def _folder(text: str) -> Path:
+    if not text:  # A variable of the shell that is not set: nobody means the current directory.
+        raise argparse.ArgumentTypeError("the name of the directory is empty; `.` is this one")
+    return Path(text)
 
 
 def _run(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:

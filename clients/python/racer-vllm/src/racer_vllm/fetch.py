@@ -12,6 +12,7 @@ that such a directory is never taken for the weights themselves.
 
 A file appears under its name only when it is whole; one writer at a time holds the directory's
 lock, and others then find everything done; what is there in the right version is not read again.
+While it writes new names, the lock's file tells them, so that a run that was killed is continued.
 Names come from an origin and do not leave the directory; those of the record and of the lock are
 the directory's own, and what the model has under them is left where it is. A file that somebody
 else put there is not replaced, and a directory that is refused for one is left as it was.
@@ -22,10 +23,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -54,7 +56,13 @@ from racer_vllm.choice import (
     is_copied,
     is_ours,
 )
-from racer_vllm.record import RECORD_NAME, FileRecord, ModelRecord, read_record
+from racer_vllm.record import (
+    RECORD_NAME,
+    FileRecord,
+    ModelPlaceError,
+    ModelRecord,
+    read_record,
+)
 
 FILE_BYTES_MAX: Final = 512 << 20
 OBJECTS_MAX: Final = 100_000
@@ -207,8 +215,8 @@ def write(source: RacerSource, survey: Survey, folder: Path) -> Written:
         try:
             if not _is_ours(root):
                 _Writer(source, survey, folder, root).check()
-            with _locked(root):
-                return _Writer(source, survey, folder, root).run()
+            with _locked(root) as lock:
+                return _Writer(source, survey, folder, root).run(lock)
         finally:
             os.close(root)
 
@@ -223,14 +231,14 @@ def _is_ours(root: int) -> bool:
 
 
 @contextmanager
-def _locked(root: int) -> Iterator[None]:
-    """One writer at a time; the lock goes with its holder, however that ends."""
+def _locked(root: int) -> Iterator[int]:
+    """One writer at a time; the lock goes with its holder, however that ends. Gives its file."""
     lock = os.open(
         LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=root
     )
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock
     finally:
         os.close(lock)
 
@@ -243,22 +251,32 @@ class _Writer:
         self._survey = survey
         self._folder = folder
         self._root = root
-        self._before = read_record(os.fspath(folder)) or ModelRecord(survey.location)
+        self._before = _record_before(folder) or ModelRecord(survey.location)
         known = {**self._before.files, **self._before.shards}
         # A record of an earlier release may name the lock, which is not to be removed.
         self._known = {name: held for name, held in known.items() if not is_ours(name)}
+        self._replaced = set(self._known)  # What may be replaced, and removed.
         self._lock = threading.Lock()
         self._done = Written()
 
-    def run(self) -> Written:
-        self._clear_up()
+    def run(self, lock: int) -> Written:
+        """Writes what is not there. Until it is done, the file `lock` says which names are being
+        written: a run that ends in the middle leaves no record, and its files are ours too."""
+        self._replaced.update(_intended(lock))
+        self._check_all()
+        surveyed = {file.name for file in (*self._survey.files, *self._survey.shards)}
+        if not surveyed <= self._known.keys():
+            _intend(lock, self._replaced | surveyed)
+        self._clear_up(self._replaced | surveyed)
         files = self._all(self._survey.files, self._content)
         shards = self._all(self._survey.shards, self._header)
-        for name in sorted(self._known.keys() - files.keys() - shards.keys()):
+        for name in sorted(self._replaced - files.keys() - shards.keys()):
             self._remove(name)
         record = ModelRecord(self._survey.location, files, shards).to_bytes()
         if _stored(self._root, RECORD_NAME) != record:
             self._store(RECORD_NAME, record)
+        if os.fstat(lock).st_size:
+            os.ftruncate(lock, 0)
         return self._done
 
     def check(self) -> None:
@@ -267,16 +285,20 @@ class _Writer:
         A writer that began meanwhile is the one to find out what is in the way.
         """
         try:
-            for file in self._survey.files:
-                self._check_one(file, self._content)
-            for shard in self._survey.shards:
-                self._check_one(shard, self._header)
+            self._check_all()
         except ForeignFile:
             if not _is_ours(self._root):
                 raise
 
+    def _check_all(self) -> None:
+        self._stored(RECORD_NAME)  # A link would be found out when all else is written.
+        for file in self._survey.files:
+            self._check_one(file, self._content)
+        for shard in self._survey.shards:
+            self._check_one(shard, self._header)
+
     def _check_one(self, file: SourceFile, content: Callable[[SourceFile], bytes]) -> None:
-        if file.name in self._known:
+        if file.name in self._replaced:
             return
         stored = self._stored(file.name)
         if stored is not None and stored != content(file):
@@ -297,11 +319,15 @@ class _Writer:
             hint="give a directory that is empty, or was made by racer-vllm-fetch",
         )
 
-    def _clear_up(self) -> None:
-        """Removes what a writer that was killed left behind: with the lock, nobody writes now."""
-        for name in os.listdir(self._root):
-            if name.startswith(".racer-") and name.endswith(".part"):
-                os.unlink(name, dir_fd=self._root)
+    def _clear_up(self, names: Iterable[str]) -> None:
+        """Removes what a writer of `names` that was killed left behind: with the lock, nobody
+        writes now."""
+        for folders in {(), *(safe_parts(name.encode())[:-1] for name in names)}:
+            with suppress(FileNotFoundError):
+                with opened_folder(self._root, folders, make=False) as folder:
+                    for name in os.listdir(folder):
+                        if name.startswith(".racer-") and name.endswith(".part"):
+                            os.unlink(name, dir_fd=folder)
 
     def _all(
         self, files: Sequence[SourceFile], content: Callable[[SourceFile], bytes]
@@ -325,8 +351,8 @@ class _Writer:
                 self._note(self._done.unchanged, file.name)
                 return known
         data = content(file)
-        if stored is not None and stored != data and known is None:
-            raise self._foreign(file.name)
+        if stored is not None and stored != data and file.name not in self._replaced:
+            raise self._foreign(file.name)  # It came since this run looked.
         if stored == data:
             self._note(self._done.unchanged, file.name)
         else:
@@ -364,6 +390,34 @@ class _Writer:
     def _note(self, where: list[str], name: str) -> None:
         with self._lock:
             where.append(name)
+
+
+def _intend(lock: int, names: Iterable[str]) -> None:
+    data = json.dumps(sorted(names)).encode()
+    write_all(lock, memoryview(data), 0)
+    os.ftruncate(lock, len(data))
+    os.fsync(lock)
+
+
+def _intended(lock: int) -> set[str]:
+    """What a run that did not come to its end was writing; nothing where it did."""
+    try:
+        told = json.loads(os.pread(lock, os.fstat(lock).st_size, 0))
+    except (ValueError, RecursionError):
+        return set()  # Empty; or it ended in the middle of saying so, and wrote nothing.
+    names = told if isinstance(told, list) else []
+    return {name for name in names if isinstance(name, str) and not is_ours(name)}
+
+
+def _record_before(folder: Path) -> ModelRecord | None:
+    try:
+        return read_record(os.fspath(folder))
+    except ModelPlaceError as error:
+        # Its own hint, to run this very command, is for who wants to load.
+        raise ForeignFile(
+            error.message,
+            hint="give another directory, or remove this one if it is of no other use",
+        ) from error
 
 
 def _stored(root: int, name: str) -> bytes | None:
