@@ -74,12 +74,21 @@ class SlabWriter:
 
     def _write_once(self, sealed: SealedPage) -> str:
         if not self._take_space_lock():
-            return "busy"
+            return self._nothing_written(sealed, "busy")
         try:
             space = self._reserve(sealed.page, sealed.seal.length)
         finally:
             self._space.release()
-        return space if isinstance(space, str) else self._write_record(space, sealed)
+        if isinstance(space, str):
+            return self._nothing_written(sealed, space)
+        return self._write_record(space, sealed)
+
+    def _nothing_written(self, sealed: SealedPage, result: str) -> str:
+        """Gives the budget back what the page would have cost it."""
+        with self._live.lock:
+            size = self._live.slab.geometry.record_bytes(sealed.seal.length)
+            self._budget.give_back(self._watch.now(), size)
+        return result
 
     def _take_space_lock(self) -> bool:
         """Waits its turn for a bounded time, and not at all for a disk that is in trouble."""
@@ -119,7 +128,7 @@ class SlabWriter:
         except IntegrityError as error:
             with live.lock:
                 live.engine.abort(space, written=False)
-            return error.code
+            return self._nothing_written(sealed, error.code)
         except DiskError as error:
             self._abort(space)
             return "disk_full" if error.full else "io_error"
@@ -226,11 +235,11 @@ class SlabWriter:
         """Copies a hot record out of a victim. If that fails it goes with the rest."""
         live = self._live
         with live.lock:
-            if not self._budget.take(self._watch.now(), found.record_bytes):
-                return
             space = live.engine.start_move(found)
-        if space is None:
-            return
+            if space is None:
+                return
+            # What is worth a copy, or pinned, would cost a write all the same when it comes again.
+            self._budget.spend(self._watch.now(), found.record_bytes)
         try:
             with self._watch.operation():
                 live.io.move(found, space)

@@ -466,6 +466,38 @@ def test_the_write_budget_is_per_day() -> None:
     assert store.write(sealed(PAGES[10])) and not store.write(sealed(PAGES[11]))
 
 
+def test_what_is_not_written_costs_no_write_budget() -> None:
+    """F15: a cache at its quota, and two writers of one page, do not keep others from the disk."""
+    rig = Rig(write_bytes_per_day=10 * RECORD, quotas={"models": RECORD // 2})
+    store = rig.start()
+    assert not any(store.write(sealed(page)) for page in PAGES)
+    assert counted(rig.metrics, "racer_store_writes_total", result="quota") == 20
+    others = [PageId(version(cache="others"), index) for index in range(11)]
+    assert [store.write(sealed(page)) for page in others] == [True] * 10 + [False]
+
+
+def test_pins_and_hot_pages_outlast_a_write_budget_that_is_always_spent() -> None:
+    """F10, R24: copies come first, and new pages wait for what they took."""
+    rig = Rig(write_bytes_per_day=1000 * RECORD)
+    store = rig.start()
+    store.pin(Selector("models", "bucket", b"pinned", exact=True))
+    pinned, hot = PageId(version(b"pinned"), 0), PageId(version(b"hot"), 0)
+    fill(store, PAGES[:2])  # The first segment is a short one.
+    fill(store, [pinned, hot])
+    for number in range(1000):  # Until nothing is left: what comes now is one page at a time.
+        store.write(sealed(PageId(version(b"first"), number)))
+        assert read_back(store, hot)
+    before = counted(rig.metrics, "racer_store_written_bytes_total")
+    for number in range(200):
+        rig.clock.sleep(86.4)
+        store.write(sealed(PageId(version(b"later"), number)))
+        assert read_back(store, hot)
+    assert read_back(store, pinned)
+    written = counted(rig.metrics, "racer_store_written_bytes_total") - before
+    segment = store.disks[0]._live.engine.geometry.segment_bytes
+    assert 150 * RECORD < written <= 200 * RECORD + segment, "and the wear is what was allowed"
+
+
 def test_pages_of_other_nodes_are_kept_at_second_sight() -> None:
     rig = Rig()
     store = rig.start(admission=OthersAtSecondSight(lambda page: page.index == 0))

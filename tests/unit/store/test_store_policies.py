@@ -36,6 +36,21 @@ def test_a_write_budget_ignores_a_clock_that_stands_still_and_may_be_absent() ->
     assert WriteBudget(None).take(0.0, 1 << 60)
 
 
+def test_what_was_spent_beyond_a_budget_is_made_up_for() -> None:
+    budget = WriteBudget(86_400)
+    budget.spend(0.0, 86_410)
+    assert budget.left(0.0) == 0.0 and not budget.take(10.0, 1)
+    assert budget.take(15.0, 5) and not budget.take(15.0, 1)
+    budget.give_back(15.0, 5)
+    assert budget.take(15.0, 5)
+    budget.give_back(15.0, 1 << 40)
+    assert budget.left(15.0) == 86_400
+    unlimited = WriteBudget(None)
+    unlimited.spend(0.0, 1 << 60)
+    unlimited.give_back(0.0, 1 << 60)
+    assert unlimited.left(0.0) is None and unlimited.take(0.0, 1)
+
+
 def test_own_pages_are_kept_at_first_sight_others_at_second() -> None:
     admission = OthersAtSecondSight(lambda each: each.index % 2 == 0)
     assert admission.admit(page(0)) and admission.admit(page(2))
