@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import inspect
 import json
 import os
@@ -66,6 +67,23 @@ def test_only_the_header_is_needed() -> None:
     assert parse_header(content[:stop], len(content)) == parse_header(content, len(content))
     with pytest.raises(SafetensorsError, match="were given"):
         parse_header(content[: stop - 1], len(content))
+
+
+def test_any_buffer_of_bytes_and_nothing_else() -> None:
+    """R37: bytes are bytes, however they are held; what has none is a TypeError at once."""
+    content = raw_file('{"a":' + ENTRY + "}   ", FOUR)
+    parsed = parse_header(content, len(content))
+    words = array.array("I", content)  # 17 of them.
+    for given in (bytearray(content), memoryview(content), words, memoryview(words)):
+        assert parse_header(given, len(content)) == parsed  # type: ignore[arg-type]
+    given.release()
+    words.append(0)  # Nothing holds on to it.
+    for wrong in (content.decode("latin-1"), list(content), None, memoryview(content)[::-1]):
+        with pytest.raises(TypeError):
+            parse_header(wrong, len(content))  # type: ignore[arg-type]
+    for size in (float(len(content)), str(len(content)), None):
+        with pytest.raises(TypeError):
+            parse_header(content, size)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

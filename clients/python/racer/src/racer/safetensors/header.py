@@ -15,6 +15,7 @@ fields of a tensor, which are ignored (they must be JSON, and repeat no key).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -81,16 +82,20 @@ def parse_header(prefix: bytes, file_size: int, *, file: str | None = None) -> H
     """The header in `prefix`, the first bytes of a file of `file_size` bytes.
 
     `prefix` must reach to `header_stop_untrusted`; what lies behind is not looked at. `file` is
-    what errors call the file. Raises SafetensorsError, whatever the bytes are.
+    what errors call the file. Raises SafetensorsError, whatever the bytes are, and TypeError for
+    what has no bytes; any contiguous buffer does.
     """
-    data_start = header_stop_untrusted(prefix[:LENGTH_BYTES], file_size, file=file)
-    if len(prefix) < data_start:
-        raise SafetensorsError(
-            f"the header ends at byte {data_start:,}, only {len(prefix):,} bytes were given",
-            file=file,
-        )
+    file_size = operator.index(file_size)
+    with memoryview(prefix) as given, given.cast("B") as view:
+        data_start = header_stop_untrusted(bytes(view[:LENGTH_BYTES]), file_size, file=file)
+        if len(view) < data_start:
+            raise SafetensorsError(
+                f"the header ends at byte {data_start:,}, only {len(view):,} bytes were given",
+                file=file,
+            )
+        text = bytes(view[LENGTH_BYTES:data_start])
     try:
-        return _parse_untrusted(bytes(prefix[LENGTH_BYTES:data_start]), data_start, file_size)
+        return _parse_untrusted(text, data_start, file_size)
     except SafetensorsError as error:
         error.file = file
         raise
