@@ -82,7 +82,7 @@ class ClientSocket:
         )
         self._operations = Operations(reader, self._targets, lambda: self.state, gpus)
         self._room = AnswerRoom(settings, self._metrics)
-        self._keeper = keeper or Doorkeeper(metrics)
+        self.keeper = keeper or Doorkeeper(metrics)
         self._waiting: WaitingRoom[tuple[socket.socket, PeerCredentials]] = WaitingRoom(
             settings.waiting_max
         )
@@ -184,7 +184,7 @@ class ClientSocket:
         if self._paused is not None:
             self._paused.cancel()
         self._stop_listening()
-        self._keeper.forget(self._turn)
+        self.keeper.forget(self._turn)
         while (waiting := self._waiting.take()) is not None:
             waiting[0].close()
         self._metrics.waiting.set(0)
@@ -193,7 +193,7 @@ class ClientSocket:
             self._file.withdraw(listening, self._identity)
 
     def _on_acceptable(self) -> None:
-        if not self._keeper.offer(self._turn):
+        if not self.keeper.offer(self._turn):
             self._queue("door shut")
 
     def _queue(self, reason: str) -> None:
@@ -210,7 +210,7 @@ class ClientSocket:
         self._let_next_in()
         self._metrics.waiting.set(len(self._waiting))
         if len(self._waiting):
-            self._keeper.wait(self._turn)
+            self.keeper.wait(self._turn)
             self._queue("others before")
         elif self._paused is None:
             self._listen()
@@ -239,7 +239,7 @@ class ClientSocket:
                 return
             sock, peer = waiting
             if not _has_left(sock):
-                self._keeper.entered()
+                self.keeper.entered()
                 self._let_in(sock, peer)
                 return
             # Closed as it is: the kernel drops what was sent. Memory that came with it is freed,
@@ -278,7 +278,7 @@ class ClientSocket:
             self._settings,
             self._metrics,
             self._room,
-            self._keeper,
+            self.keeper,
             cache=self.cache,
             refusal=refusal,
         )

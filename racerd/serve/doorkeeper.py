@@ -13,12 +13,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from racerd.serve.door import PRICE_SECONDS, Door
+from racerd.serve.door import CALM_SECONDS, PRICE_SECONDS, Door
 from racerd.telemetry import Metrics
 
 T = TypeVar("T")
 
-_TIMER_SECONDS_MIN = 0.001  # uvloop counts milliseconds: less would turn the loop in a circle.
+# uvloop counts milliseconds: less would turn the loop in a circle. And whoever kept the door shut
+# may have nothing to do any more before the time that was foreseen.
+_TIMER_SECONDS_MIN = 0.001
+_TIMER_SECONDS_MAX = CALM_SECONDS
 
 
 class Doorkeeper:
@@ -63,7 +66,8 @@ class Doorkeeper:
         if self._turns and self._next is None:
             loop = asyncio.get_running_loop()
             if seconds:
-                self._next = loop.call_later(max(seconds, _TIMER_SECONDS_MIN), self._look)
+                pause = min(max(seconds, _TIMER_SECONDS_MIN), _TIMER_SECONDS_MAX)
+                self._next = loop.call_later(pause, self._look)
             else:
                 self._next = loop.call_soon(self._look)
 

@@ -9,7 +9,11 @@ and the well-behaved client has to have got nothing but right bytes, and its sha
 What four busy processes leave to a fifth on the same cores says little about racerd. So the good
 client is measured four times, in turns: alone; beside the hostile ones; beside as many that do the
 same at the same pace to *another* racerd, which takes the CPU and leaves this one alone; and beside
-as many well-behaved ones. Hostile clients may take little more from it than well-behaved ones do.
+as many well-behaved ones. Hostile clients may take little more from it than the CPU that they use
+up, and little more than well-behaved ones do.
+
+All the while somebody else calls now and then, over a connection of its own each time: a newcomer
+like the hostile ones, who has to be let in and served, if not at once.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tools.daemon_process import DaemonProcess
+from tools.torture.caller import Caller
 from tools.torture.hostile import Connection
 from tools.torture.slow_origin import SlowOrigin
 from tools.torture.vitals import Slack, Vitals, settled
@@ -45,6 +50,9 @@ _ROUND_CONNECTIONS_MIN = 500  # each of some seconds.
 # that, four hostile ones have 8 % more than four fifths. Set below what was measured (0.8 to 1.0),
 # as a guard.
 _SHARE_MIN = 0.7
+# Of what the CPU leaves it. Newcomers may take a tenth of the daemon's loop from those that it
+# serves; with 0.8 they have taken two.
+_CPU_SHARE_MIN = 0.8
 _FILLERS = 2 * (64 << 20) // _OBJECT_BYTES  # Twice what fits into the daemon's memory.
 _WITNESS_KEYS = [f"/b/fast/{number}" for number in range(4)]
 _DAEMON = (
@@ -86,6 +94,7 @@ class Found:
         self.broken: list[str] = []
         self.vitals: tuple[Vitals, Vitals] | None = None
         self.looks: dict[str, Witnessed] = {}
+        self.calls: dict[str, list[float]] = {}
 
     def saw(self, beside: str, look: Witnessed) -> None:
         """Adds what the good client got beside somebody."""
@@ -97,6 +106,11 @@ class Found:
 
     def judge_share(self) -> None:
         """Not for short runs, whose times mean little."""
+        if self.share(ELSEWHERE) < _CPU_SHARE_MIN:
+            self.broken.append(
+                f"the good client kept {self.share(ELSEWHERE):.2f} of what the CPU leaves it beside"
+                f" hostile ones; they may leave it no less than {_CPU_SHARE_MIN}"
+            )
         if self.share(ALIKE) < _SHARE_MIN:
             self.broken.append(
                 f"the good client kept {self.share(ALIKE):.2f} of what it has beside clients like"
@@ -123,6 +137,14 @@ class Found:
                 f" {look.reads} reads, {look.bytes >> 20} MiB,"
                 f" {look.wrong} wrong, {len(look.failed)} failed"
             )
+        for beside, seconds in self.calls.items():
+            if seconds:
+                half, tenth = (sorted(seconds)[len(seconds) * n // 10] for n in (5, 9))
+                shown.append(
+                    f"who called anew {beside}: {len(seconds)} calls, half answered in"
+                    f" {1e3 * half:.0f} ms, nine tenths in {1e3 * tenth:.0f} ms,"
+                    f" all in {1e3 * max(seconds):.0f} ms"
+                )
         if HOSTILE in self.looks:
             shown += [f"beside hostile ones {self.share(of):.2f} of what it had {of}"
                       for of in self.looks if of != HOSTILE]  # fmt: skip
@@ -211,12 +233,14 @@ class Campaign:
         witness.look()
         time.sleep(quiet_seconds)
         found.saw(ALONE, witness.look())
-        self._attack(path, numbers, parked=parked, made=attacked)
+        with self._caller(path, HOSTILE):
+            self._attack(path, numbers, parked=parked, made=attacked)
         told = found.told.copy()
         witness.look()
-        self._attack(
-            elsewhere, numbers, seconds=took, made=lambda: found.saw(ELSEWHERE, witness.look())
-        )
+        with self._caller(path, ELSEWHERE):
+            self._attack(
+                elsewhere, numbers, seconds=took, made=lambda: found.saw(ELSEWHERE, witness.look())
+            )
         found.told = told  # Of the daemon that is tried, and no other.
         with ExitStack() as stack:
             for _ in range(_WORKERS):
@@ -224,6 +248,13 @@ class Campaign:
             witness.look()
             time.sleep(quiet_seconds)
             found.saw(ALIKE, witness.look())
+
+    @contextmanager
+    def _caller(self, path: Path, beside: str) -> Iterator[None]:
+        with Caller(path, _WITNESS_KEYS[0]) as caller:
+            yield
+        self.found.calls.setdefault(beside, []).extend(caller.seconds)
+        self.found.broken += [f"who called anew {beside}: {error}" for error in caller.failed]
 
     def _witness(self, path: Path) -> Witness:
         return Witness(path, _OBJECT_BYTES, _WITNESS_KEYS, self.seed)
