@@ -7,7 +7,8 @@ write to, or with what has to be done first. The engine is the one door to what 
 
 Space is taken when it is reserved, before anything is written, so that the slab cannot outgrow its
 capacity. Eviction needs room for copies, so it starts as long as there is still room for half a
-segment. When a new version of an object arrives, what its older versions were read for no longer
+segment, what is lost at the ends of segments not counted; a slab that grows gets its next segment
+as early. When a new version of an object arrives, what its older versions were read for no longer
 counts.
 
 Whatever is dropped stays dropped: `Dropped` asks the driver for a tombstone, a reservation that is
@@ -200,9 +201,12 @@ class Engine:
         left = segments.room(segments.open) - size
         if left < 0:
             return Refused("too_large")
-        spare = left + sum(segments.room(segment) for segment in segments.free)
-        if evict and not growable and segments.queue and spare < self._eviction.copies_bytes_max:
-            return Evict()
+        if evict and not self._eviction.has_room(left):
+            # Also while the slab grows: whatever stops that, its first victim's copies have room.
+            if growable:
+                return self._prepare(segments.fresh[0], allocate=True)
+            if segments.queue:
+                return Evict()
         return None
 
     def _prepare(self, segment: int, *, allocate: bool) -> Prepare:
@@ -327,6 +331,13 @@ class Engine:
             self._ledger.forget(row)
         self.segments.empty(victim.segment)
         return self._prepare(victim.segment, allocate=False), len(rows)
+
+    @property
+    def can_spare_segment(self) -> bool:
+        """Whether there is a free segment that the copies of the next victim do not need."""
+        segments = self.segments
+        left = 0 if segments.open is None else segments.room(segments.open)
+        return bool(segments.free) and self._eviction.has_room(left, spared=1)
 
     def give_up_free_segment(self) -> int | None:
         """A free segment whose space is to be given back; it counts as never used from now on."""

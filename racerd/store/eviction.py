@@ -4,6 +4,7 @@ Layer: store, pure: decides and, but for the hits that it counts down, changes n
 carries it out. Whole segments go, oldest first. A segment of which more than half was read since
 it was last looked at gets a second chance; of any other the records that were read are worth a
 copy, the rest is not. For a quota single pages go: what was not read first, then by age.
+Room for the copies is seen to beforehand (`has_room`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from racerd.store.claims import Found, Victim
+from racerd.store.geometry import BLOCK_BYTES
 from racerd.store.index import HITS_MAX
 from racerd.store.ledger import Ledger
 
@@ -24,10 +26,18 @@ class Eviction:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    @property
-    def copies_bytes_max(self) -> int:
-        """Room that the copies of one victim may need."""
-        return int(self._ledger.geometry.segment_bytes * MOVE_SHARE)
+    def has_room(self, left: int, *, spared: int = 0) -> bool:
+        """Whether the copies of any victim fit into `left` bytes of the open segment and into the
+        free ones, without the last `spared` of these.
+
+        What a segment has left is no room for a record that is longer.
+        """
+        geometry, segments = self._ledger.geometry, self._ledger.segments
+        free = list(segments.free)[: len(segments.free) - spared]
+        *ending, last = (left, *(segments.room(segment) for segment in free))
+        lost = geometry.full_record_bytes - BLOCK_BYTES
+        room = last + sum(max(0, each - lost) for each in ending)
+        return room >= int(geometry.segment_bytes * MOVE_SHARE)
 
     def next_victim(self) -> Victim | None:
         """Chooses the segment to evict; None if every one is in use or holds pinned pages."""

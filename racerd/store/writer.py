@@ -210,14 +210,14 @@ class SlabWriter:
         finally:
             self._space.release()
 
-    def _evict(self, *, moves: bool = True) -> bool:
+    def _evict(self) -> bool:
         """Evicts one segment, with the space lock held. False if there is no victim."""
         live = self._live
         with live.lock:
             victim = live.engine.next_victim()
         if victim is None:
             return False
-        if moves and victim.moves:
+        if victim.moves:
             for found in victim.moves:
                 self._move(found)
             self._flush_moves()
@@ -285,10 +285,13 @@ class SlabWriter:
             return
         try:
             live.engine.growing = False
-            if not live.engine.segments.free and not self._evict(moves=False):
-                return
+            if not live.engine.can_spare_segment:
+                self._evict()
             with live.lock:
-                segment = live.engine.give_up_free_segment()
+                # What was emptied may still be read: then the room for copies is not given back.
+                last = not live.engine.segments.queue
+                spare = last or live.engine.can_spare_segment
+                segment = live.engine.give_up_free_segment() if spare else None
             if segment is not None:
                 offset = slab.geometry.segment_offset(segment)
                 with self._watch.operation():
