@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import racer
 from racer.loading import TensorStream
 from racer.safetensors import SafetensorsError
 from racer.safetensors.dtypes import BITS, UNREADABLE
@@ -79,6 +81,13 @@ def test_legal_but_not_in_torch(dtype: str, shape: list[int], reason: str) -> No
         list(stream_of(source))
     assert caught.value.unsupported and caught.value.tensor == "t"
     assert source.bulk_reads == []
+
+
+@pytest.mark.parametrize("device", ["no-such", "", "cuda:x", None, -1])
+def test_devices_that_cannot_be(tmp_path: Path, device: Any) -> None:
+    """L15: a ValueError where `load` is called, as for any other argument."""
+    with pytest.raises(ValueError, match="device is"):
+        racer.load(tmp_path, device=device)
 
 
 def test_many_dimensions() -> None:

@@ -299,7 +299,10 @@ class TorchFramework:
         import torch
 
         self._torch = torch
-        self._device = torch.device(device)
+        try:
+            self._device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device is {device!r}: {_first_line(error)}") from error
 
     def check(self, info: TensorInfo) -> None:
         torch, dtype = self._torch, info.dtype
@@ -415,9 +418,13 @@ def _check_shape(build: Callable[[TensorInfo], Building], info: TensorInfo, name
     try:
         build(info)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        # The first line: torch puts a trace of itself behind it.
-        reason = str(error).partition("\n")[0]
-        raise SafetensorsError(f"{name} refuses its shape: {reason}", unsupported=True) from error
+        reason = f"{name} refuses its shape: {_first_line(error)}"
+        raise SafetensorsError(reason, unsupported=True) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """torch puts a trace of itself behind it."""
+    return str(error).partition("\n")[0]
 
 
 def _unsupported(dtype: str, where: str, hint: str) -> SafetensorsError:
