@@ -16,7 +16,8 @@ class MemorySource:
 
     `events` tells the order of things. A landing is filled with garbage before each read and when
     it is closed, so that a tensor that still used it would show. With `share_bytes` it shares
-    memory in pieces of so many; `on_share(file, at)` runs before each, and may refuse it.
+    memory in pieces of so many; `on_share(file, at)` runs before each, and may refuse it. With
+    `at_hand` all pieces are there before anybody asks.
     """
 
     location = "memory"
@@ -29,12 +30,14 @@ class MemorySource:
         on_read: Callable[[SourceFile, int, int], None] | None = None,
         share_bytes: int = 0,
         on_share: Callable[[SourceFile, int], None] | None = None,
+        at_hand: bool = False,
     ) -> None:
         self.files = dict(files)
         self.page_bytes = page_bytes
         self.on_read = on_read or (lambda file, start, stop: None)
         self.share_bytes = share_bytes
         self.on_share = on_share or (lambda file, at: None)
+        self.at_hand = at_hand
         self.shared: list[tuple[str, int]] = []
         self.cancelled = threading.Event()
         self.lock = threading.Lock()
@@ -65,7 +68,7 @@ class MemorySource:
         return file, self.files[name] if file.size <= bytes_max else None
 
     def is_at_hand(self, file: SourceFile) -> bool:
-        return False
+        return self.at_hand
 
     def landing(self, nbytes: int) -> MemoryLanding:
         with self.lock:
@@ -75,8 +78,8 @@ class MemorySource:
     def shared_already(self, file: SourceFile, at: int) -> None:
         """Each piece is made when it is asked for."""
 
-    def shared_at_hand(self, file: SourceFile, at: int) -> None:
-        """The same."""
+    def shared_at_hand(self, file: SourceFile, at: int) -> MemoryShare | None:
+        return self.share(file, at) if self.at_hand else None
 
     def share(self, file: SourceFile, at: int) -> MemoryShare:
         self.on_share(file, at)
@@ -120,7 +123,13 @@ class MemoryShare:
         return self._fd
 
     def close(self) -> None:
-        os.close(self._fd)
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
 
 
 class MemoryLanding:

@@ -6,6 +6,8 @@ import gc
 import logging
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -233,14 +235,102 @@ def test_tensors_of_one_piece_share_a_mapping_and_no_storage() -> None:
     assert "memfd:share" not in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.parametrize("at_hand", [True, False])
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_each_piece_is_asked_for_once(in_flight: int) -> None:
+def test_each_piece_is_asked_for_once(in_flight: int, at_hand: bool) -> None:
     """However many chunks have a part of it, and however many threads are at it."""
     files, contents = model()
-    source = MemorySource(files, share_bytes=4 * MIB)
+    source = MemorySource(files, share_bytes=4 * MIB, at_hand=at_hand)
     loaded = dict(stream_of(source, chunk_bytes=256 << 10, in_flight=in_flight))
     assert {name: array.tobytes() for name, array in loaded.items()} == contents
     assert len(source.shared) == len(set(source.shared))
+
+
+INTERRUPTED = """
+import gc, os, random, signal, threading
+from pathlib import Path
+from racer.loading import TensorStream
+from racer.window import windows_count
+from tests.support.memory_source import MemorySource
+from tests.support.safetensors_bytes import model_file
+
+MIB = 1 << 20
+content, contents = model_file({f"t{n}": ("U8", [MIB + 4096 * n]) for n in range(12)})
+armed, interrupts = False, 0
+
+def interrupt(number, frame):
+    global left, interrupts
+    if not armed:
+        return
+    # The test's own memory has no owner for a moment: not there.
+    while frame is not None:
+        if "memory_source" in frame.f_code.co_filename:
+            signal.setitimer(signal.ITIMER_REAL, 1e-5)
+            return
+        frame = frame.f_back
+    left -= 1
+    interrupts += 1
+    if left:
+        signal.setitimer(signal.ITIMER_REAL, moment.random() * 1e-3 + 1e-6)
+    raise KeyboardInterrupt
+
+def one_round():
+    source = MemorySource({"m.safetensors": content}, share_bytes=4 * MIB, at_hand=True)
+    with TensorStream(source, framework="numpy", chunk_bytes=2 * MIB) as stream:
+        for name, array in stream:
+            assert array[-9:].tobytes() == contents[name][-9:]
+
+def survive(depth):
+    try:
+        if depth:
+            survive(depth - 1)
+        else:
+            one_round()
+    except KeyboardInterrupt:
+        pass
+
+def left_behind():
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    return len(os.listdir("/proc/self/fd")), maps.count("memfd:share"), windows_count()
+
+signal.signal(signal.SIGALRM, interrupt)
+one_round()
+before = left_behind()
+assert before[1:] == (0, 0)
+for number in range(150):
+    moment = random.Random(number)
+    left, armed = 2, True
+    try:
+        signal.setitimer(signal.ITIMER_REAL, moment.random() * 0.03 + 1e-5)
+        survive(4)
+        armed = False
+    except KeyboardInterrupt:
+        armed = False
+    for thread in threading.enumerate():
+        if thread.name.endswith("-keeper"):
+            thread.join(5)
+    assert left_behind() == before, (number, left_behind(), before)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(interrupts)
+"""
+
+
+def test_interrupts_while_the_consumer_maps() -> None:
+    """R36: wherever Ctrl-C hits, again and again, no descriptor, mapping or window is left, and no
+    lock is held for ever: the consumer itself maps what is at hand.
+
+    The moments are random; the outcome is not.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10
 
 
 def test_descriptors_are_closed_as_they_are_mapped() -> None:

@@ -15,8 +15,8 @@ MADV_HUGEPAGE = 14
 MADV_POPULATE_READ = 22  # Linux 5.14
 MADV_COLLAPSE = 25  # Linux 6.1
 
+MAP_NORESERVE = 0x4000
 _MAP_FIXED = 0x10
-_MAP_NORESERVE = 0x4000
 _NO_ACCESS = 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _FAILED = ctypes.c_void_p(-1).value
@@ -29,13 +29,15 @@ _mmap.argtypes = (
 )  # fmt: skip
 _munmap = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_mprotect = _libc.mprotect
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def reserve(nbytes: int) -> int:
     """Takes addresses without memory behind them. 0 where there are none left: see `last_errno`."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     address = _mmap(None, nbytes, _NO_ACCESS, flags, -1, 0)
     return 0 if address is None or address == _FAILED else int(address)
 
@@ -47,7 +49,7 @@ def map_over(address: int, nbytes: int, flags: int, descriptor: int = -1, offset
     be given back then.
     """
     got = _mmap(
-        address, nbytes, _READ_WRITE, flags | _MAP_FIXED | _MAP_NORESERVE, descriptor, offset
+        address, nbytes, _READ_WRITE, flags | _MAP_FIXED | MAP_NORESERVE, descriptor, offset
     )
     return bool(got == address)
 
@@ -55,6 +57,11 @@ def map_over(address: int, nbytes: int, flags: int, descriptor: int = -1, offset
 def give_back(address: int, nbytes: int) -> None:
     """Unmaps what was reserved, and what was mapped over it."""
     _munmap(address, nbytes)
+
+
+def forbid(address: int, nbytes: int) -> None:
+    """Makes any use of it end the process, until something is mapped there."""
+    _mprotect(address, nbytes, _NO_ACCESS)
 
 
 def advise(address: int, nbytes: int, advice: int) -> bool:

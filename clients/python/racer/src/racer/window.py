@@ -17,21 +17,23 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 import threading
 
 from racer.address_space import (
     HUGE_PAGE_BYTES,
     MADV_HUGEPAGE,
     MADV_POPULATE_READ,
+    MAP_NORESERVE,
     advise,
-    give_back,
+    forbid,
     last_errno,
     map_over,
-    reserve,
 )
 from racer.errors import MemoryUnavailable
 
 _PAGE_BYTES = mmap.PAGESIZE
+_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 
 # Windows from this size on are mapped by whole huge pages at their ends, too. Smaller ones would
 # count for much more resident memory than they are.
@@ -42,50 +44,44 @@ _WIDENED_BYTES_MIN = 4 * HUGE_PAGE_BYTES
 WINDOWS_MAX = 8192
 
 
-class _Count:
-    """How many windows there are: the kernel limits a process's mappings, and each takes some."""
+# Each space refers to this: its references tell how many there are. The kernel limits a process's
+# mappings, and each space takes some. Counted by anything that runs when a space goes, an interrupt
+# in there would leave the count wrong for ever.
+_mark = object()
+_MARK_REFERENCES = sys.getrefcount(_mark)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._windows = 0
-
-    def enter(self) -> None:
-        """Counts another one, which leaves in any case. Raises MemoryUnavailable."""
-        with self._lock:
-            self._windows += 1
-            if self._windows > WINDOWS_MAX:
-                raise MemoryUnavailable(
-                    f"{WINDOWS_MAX:,} windows are open in this process",
-                    hint="use memory without them; each takes mappings (vm.max_map_count)",
-                )
-
-    def leave(self) -> None:
-        with self._lock:
-            self._windows -= 1
+_abandoned: list[mmap.mmap] = []
 
 
-_count = _Count()
+def windows_count() -> int:
+    """How many windows this process has, or views of them."""
+    return sys.getrefcount(_mark) - _MARK_REFERENCES
 
 
 class _Space:
-    """Reserved addresses, given back when nobody refers to this any more."""
+    """Reserved addresses, given back when nobody refers to this any more.
+
+    They belong to an object from their first moment: an interrupt between any two steps loses none.
+    """
 
     def __init__(self, nbytes: int) -> None:
-        self.address = 0
-        self.nbytes = nbytes
-        _count.enter()
-        self.address = reserve(nbytes)
-        if not self.address:
-            raise _unavailable(nbytes)
+        """Raises MemoryUnavailable."""
+        self._mark = _mark
+        if windows_count() > WINDOWS_MAX:
+            raise MemoryUnavailable(
+                f"{WINDOWS_MAX:,} windows are open in this process",
+                hint="use memory without them; each takes mappings (vm.max_map_count)",
+            )
+        try:
+            self._owner = mmap.mmap(-1, nbytes, flags=_RESERVED)
+        except (OSError, OverflowError) as error:
+            raise _unavailable(nbytes, getattr(error, "errno", None)) from error
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._owner))
+        forbid(self.address, nbytes)
 
     def leave(self) -> None:
         """Never gives the addresses back: others may have them by now."""
-        self.address = 0
-
-    def __del__(self) -> None:
-        _count.leave()
-        if self.address:
-            give_back(self.address, self.nbytes)
+        _abandoned.append(self._owner)
 
 
 class Window:
@@ -167,7 +163,7 @@ class Window:
             # The kernel may have left a hole, where another thread's memory may lie by now: the
             # addresses are not ours to give back any more.
             self._space.leave()
-            raise _unavailable(end - begin)
+            raise _unavailable(end - begin, last_errno())
 
     def _address_of(self, position: int) -> int:
         return self._base + position - self._origin
@@ -201,8 +197,8 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _unavailable(nbytes: int) -> MemoryUnavailable:
-    number = last_errno() or errno.ENOMEM
+def _unavailable(nbytes: int, number: int | None) -> MemoryUnavailable:
+    number = number or errno.ENOMEM
     return MemoryUnavailable(
         f"the system does not map {nbytes:,} bytes: {os.strerror(number)}",
         hint="check vm.max_map_count, the memory limit and the address-space limit (ulimit -v)",
