@@ -62,6 +62,31 @@ def test_walking(files: Any) -> None:
     assert files.cat_file(odd) == b"odd"
 
 
+def test_names_have_one_spelling(files: Any, tmp_path: Path) -> None:
+    """R38: whatever way a path is written, names and patterns agree; what readers of datasets take
+    apart is not escaped."""
+    for name in ("year=2026,a+b", "é é", "100%[1]*"):
+        (tmp_path / "objects/bucket" / name).mkdir()
+        (tmp_path / "objects/bucket" / name / "x.txt").write_bytes(name.encode())
+    plain, spaced, marked = (
+        f"local/bucket/{name}/x.txt"
+        for name in ("year=2026,a+b", "%C3%A9%20%C3%A9", "100%25%5B1%5D%2A")
+    )
+    assert {plain, spaced, marked} < set(files.find("local/bucket"))
+    for path, name in (
+        ("racer://local/bucket/year%3D2026,a%2bb/x.txt", plain),
+        ("local/bucket/year=*/x.txt", plain),
+        ("local/bucket/é é/*.txt", spaced),
+        ("local/bucket/%c3%a9 é/x.txt", spaced),
+        ("local/bucket/100%25%5b1%5d%2a/*", marked),
+        ("local/bucket/100*/*", marked),
+    ):
+        assert files.glob(path) == [name]
+    assert files.info("local/bucket/é é/x.txt")["name"] == spaced
+    assert files.cat_file("local/bucket/é é/x.txt") == "é é".encode()
+    assert files.cat_file(marked) == b"100%[1]*"
+
+
 def test_info(files: Any) -> None:
     """R3: size and ETag of objects; prefixes are directories; the rest is not there."""
     info = files.info("racer://local/bucket/weights.bin")

@@ -3,13 +3,14 @@
     pandas.read_parquet("racer://local/bucket/table.parquet")
 
 Layer: on `client`; the one door to fsspec, which has to be installed. Read-only. Names are those of
-racer URLs without the scheme, so that what `ls` gives can be opened; an open file is one version of
-its object. Registered by entry point: importing this is not needed.
+racer URLs without the scheme, in one spelling, so that what `ls` gives can be opened and matched;
+an open file is one version of its object. Registered by entry point: importing this is not needed.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,14 @@ from racer.client import TIMEOUT_SECONDS, Client
 from racer.errors import Forbidden, NotFound
 from racer.results import Entry
 from racer.urls import SCHEME, RacerUrl
+
+# Written as they are: what URLs have plainly, and what their paths may have too. A dataset is cut
+# by folders like `year=2026`, whose names its readers take apart. Not ":", which fsspec cuts at.
+_PLAIN = rb"A-Za-z0-9\-._~!$&'()+,;=@"
+_SPELLING = re.compile(
+    rb"%(?P<escaped>[0-9A-Fa-f]{2})|(?P<other>[^/" + _PLAIN + rb"*?\[\]#%])", re.ASCII
+)
+_IS_PLAIN = re.compile(rb"[" + _PLAIN + rb"]")
 
 _READ_ONLY = "racer:// is read-only: write to the origin"
 
@@ -47,7 +56,7 @@ class RacerFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
-        return os.fspath(path).removeprefix(SCHEME).rstrip("/")
+        return _spelled(os.fspath(path).removeprefix(SCHEME)).rstrip("/")
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """One level. Raises FileNotFoundError where there is nothing."""
@@ -191,12 +200,25 @@ class RacerFile(AbstractBufferedFile):  # type: ignore[misc]
         return data
 
 
+def _spelled(path: str) -> str:
+    """A path in the one spelling that names have here, so that patterns match what is listed.
+
+    Marks of patterns stay as they are; where a name has them, they are escaped.
+    """
+
+    def spell(match: re.Match[bytes]) -> bytes:
+        byte = match["other"] or bytes((int(match["escaped"], 16),))
+        return byte if _IS_PLAIN.match(byte) else b"%%%02X" % byte[0]
+
+    return _SPELLING.sub(spell, path.encode("utf-8", "surrogateescape")).decode("ascii")
+
+
 def _directory(name: str) -> dict[str, Any]:
     return {"name": name, "size": 0, "type": "directory"}
 
 
 def _detail(entry: Entry) -> dict[str, Any]:
-    name = entry.url.removeprefix(SCHEME).rstrip("/")
+    name = _spelled(entry.url.removeprefix(SCHEME)).rstrip("/")
     if entry.is_prefix:
         return _directory(name)
     return {"name": name, "size": entry.size, "type": "file", "ETag": entry.etag}
