@@ -17,7 +17,8 @@ class MemorySource:
     `events` tells the order of things. A landing is filled with garbage before each read and when
     it is closed, so that a tensor that still used it would show. With `share_bytes` it shares
     memory in pieces of so many; `on_share(file, at)` runs before each, and may refuse it. With
-    `at_hand` all pieces are there before anybody asks.
+    `at_hand` all pieces are there before anybody asks. It keeps what it gave out in `given`;
+    `cut_bytes` is how it cuts pieces, where that is not as it says.
     """
 
     location = "memory"
@@ -31,6 +32,7 @@ class MemorySource:
         share_bytes: int = 0,
         on_share: Callable[[SourceFile, int], None] | None = None,
         at_hand: bool = False,
+        cut_bytes: int = 0,
     ) -> None:
         self.files = dict(files)
         self.page_bytes = page_bytes
@@ -38,6 +40,8 @@ class MemorySource:
         self.share_bytes = share_bytes
         self.on_share = on_share or (lambda file, at: None)
         self.at_hand = at_hand
+        self.cut_bytes = cut_bytes or share_bytes
+        self.given: list[MemoryShare] = []
         self.shared: list[tuple[str, int]] = []
         self.cancelled = threading.Event()
         self.lock = threading.Lock()
@@ -85,10 +89,18 @@ class MemorySource:
         self.on_share(file, at)
         if self.cancelled.is_set():
             raise Closed("cancelled")
-        start = at - at % self.share_bytes
+        start = at - at % self.cut_bytes
+        share = MemoryShare(start, self.files[file.name][start : start + self.cut_bytes])
         with self.lock:
             self.shared.append((file.name, start))
-        return MemoryShare(start, self.files[file.name][start : start + self.share_bytes])
+            self.given.append(share)
+        return share
+
+    @property
+    def open_shares(self) -> int:
+        """How many pieces were given out and not closed since."""
+        with self.lock:
+            return sum(not share.closed for share in self.given)
 
     def cancel(self) -> None:
         self.note("cancel")
@@ -121,6 +133,10 @@ class MemoryShare:
 
     def fileno(self) -> int:
         return self._fd
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
 
     def close(self) -> None:
         descriptor, self._fd = self._fd, -1

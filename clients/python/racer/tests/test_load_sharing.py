@@ -241,9 +241,36 @@ def test_each_piece_is_asked_for_once(in_flight: int, at_hand: bool) -> None:
     """However many chunks have a part of it, and however many threads are at it."""
     files, contents = model()
     source = MemorySource(files, share_bytes=4 * MIB, at_hand=at_hand)
-    loaded = dict(stream_of(source, chunk_bytes=256 << 10, in_flight=in_flight))
-    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    loaded = {}
+    for name, array in stream_of(source, chunk_bytes=256 << 10, in_flight=in_flight):
+        loaded[name] = array.tobytes()
+        assert source.open_shares <= in_flight + 1, "a piece is closed with its last chunk"
+    assert loaded == contents
     assert len(source.shared) == len(set(source.shared))
+    assert not source.open_shares
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+@pytest.mark.parametrize("cut_bytes", [MIB, 3 * MIB, 8 * MIB])
+def test_pieces_that_are_cut_otherwise_than_was_said(at_hand: bool, cut_bytes: int) -> None:
+    """Another daemon may answer by now: its bytes are right, and nothing of it stays open."""
+    files, contents = model()
+    source = MemorySource(files, share_bytes=4 * MIB, at_hand=at_hand, cut_bytes=cut_bytes)
+    stream = stream_of(source, chunk_bytes=2 * MIB)
+    assert {name: array.tobytes() for name, array in stream} == contents
+    assert not source.open_shares
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_what_is_kept_for_chunks_to_come_is_closed_with_the_stream(at_hand: bool) -> None:
+    """At once, and not when the garbage is collected."""
+    files, _ = model()
+    source = MemorySource(files, share_bytes=8 * MIB, at_hand=at_hand)
+    stream = stream_of(source, chunk_bytes=256 << 10, in_flight=1)
+    next(stream)
+    assert source.open_shares == 1
+    stream.close()
+    assert not source.open_shares
 
 
 INTERRUPTED = """

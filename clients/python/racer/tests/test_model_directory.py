@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from racer.errors import NotFound, VersionChanged
 from racer.models import ModelDirectory, SourceFile, open_source
 from racer.models.local import LocalSource
 from racer.safetensors import SafetensorsError
+from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
 
 F32 = ("F32", (2,))
@@ -284,3 +286,25 @@ def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sorted(reads) == sorted(
         part for name, stop in lengths.items() for part in ((name, 0, 8), (name, 8, stop))
     )
+
+
+@pytest.mark.parametrize(("at_hand", "threads"), [(False, 4), (True, 1)])
+def test_headers_are_read_side_by_side_where_there_is_something_to_wait_for(
+    at_hand: bool, threads: int
+) -> None:
+    """R37: one reads what is at hand; as many as there are files wait for what is not."""
+    names = [f"m-{number}.safetensors" for number in range(4)]
+    files = {name: model_file({name: ("U8", [5])})[0] for name in names}
+    together = threading.Barrier(threads, timeout=60)
+    readers: set[int] = set()
+
+    class Source(MemorySource):
+        def read(self, file: SourceFile, start: int, stop: int) -> bytes:
+            if start == 0:
+                readers.add(threading.get_ident())
+                together.wait()
+            return super().read(file, start, stop)
+
+    model = ModelDirectory.open(Source(files, at_hand=at_hand))
+    assert [shard.file.name for shard in model.shards] == names
+    assert len(readers) == threads
