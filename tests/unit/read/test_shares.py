@@ -642,9 +642,56 @@ def test_pages_of_an_origin_land_where_they_are_shared(tmp_path: Path, uses_room
             assert found == [True] * 3
             # The other reader's, of which one is small enough for the loop; and ours, if need be.
             assert len(copied) == (8 if uses_rooms else 16)
+            assert rig.metric("racer_rung_bytes_total", rung="origin") == 2 * len(data)
+            assert rig.metric("racer_rung_pages_total", rung="origin") == 6
             await rig.flights_over()
             assert await rig.read(version) == (data, {"memory": len(data)})
             assert not rig.services.shares.describe()[0]["in_use"]
+
+    uvloop.run(main())
+
+
+def test_parts_of_pages_do_not_land_where_they_are_read_to(tmp_path: Path) -> None:
+    """R22: the page is longer than its place; what is whole between them does land."""
+    data = content(4 * 64 * KIB)
+
+    async def main() -> None:
+        async with ReadRig(tmp_path) as rig:
+            rig.origin.put(b"k", data)
+            found = places_of(rig)
+            memory = SharedMemory(2 * 64 * KIB + 150)
+            with memory.view() as writable, memory.settled() as settled:
+                start, stop = 64 * KIB - 100, 3 * 64 * KIB + 50
+                place = Place(writable, settled)
+                await rig.reader.read_into(
+                    rig.version(), start, stop, writable, rig.context(), place
+                )
+                assert settled == data[start:stop]
+            assert sorted(found) == [False, False, True, True]
+            await rig.flights_over()
+            memory.seal()
+            memory.close()
+
+    uvloop.run(main())
+
+
+def test_what_a_fetch_still_receives_stays_charged(tmp_path: Path) -> None:
+    """R7: also to the budget of plaintext, whose rooms would go to other pages."""
+
+    async def main() -> None:
+        async with ReadRig(tmp_path) as rig:
+            rig.origin.put(b"k", content(64 * KIB))
+            plaintext = rig.services.admission.plaintext
+            rig.origin.hold(obeys_cancel=False)
+            reading = asyncio.ensure_future(rig.read(rig.version()))
+            await rig.arrived()
+            reading.cancel()
+            await asyncio.wait([reading])
+            await rig.flights_over()
+            assert plaintext.used == 64 * KIB
+            rig.origin.release()
+            await rig.reader._strays.close()
+            assert plaintext.used == 0
 
     uvloop.run(main())
 
