@@ -257,12 +257,18 @@ def test_the_digest_tells_versions(model: Any, tmp_path: Path) -> None:
 # --- the command -------------------------------------------------------------------------------
 
 
-def command(model: Any, *arguments: object) -> subprocess.CompletedProcess[str]:
+def command(
+    model: Any, *arguments: object, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "RACER_SOCKET": str(model.daemon.path)}
     program = [sys.executable, "-c", "import sys; from racer_vllm.cli import main_fetch as main;"
                "sys.exit(main())"]  # fmt: skip
     return subprocess.run(
-        [*program, *map(str, arguments)], env=environ, capture_output=True, text=True, timeout=60
+        [*before, *program, *map(str, arguments)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -284,6 +290,24 @@ def test_the_command(model: Any, tmp_path: Path) -> None:
     assert unwritable.returncode == 1
     assert "cannot write /proc/x: No such file" in unwritable.stderr
     assert "give another place" in unwritable.stderr and "Errno" not in unwritable.stderr
+
+
+def test_a_prepared_directory_that_cannot_be_written(model: Any, tmp_path: Path) -> None:
+    """R34: a volume mounted read-only is fine while it is the model's, and told of when it is not."""
+    folder = tmp_path / "dir"
+    folder.mkdir()
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    read_only = ("unshare", "-rm", "sh", "-c", mount, str(folder))
+    if subprocess.run([*read_only, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no mount namespaces here: nothing can be mounted read-only")
+    fresh = command(model, model.url, folder, before=read_only)
+    assert fresh.returncode == 1 and "Read-only file system" in fresh.stderr
+    assert command(model, model.url, folder).returncode == 0
+    again = command(model, model.url, folder, before=read_only)
+    assert again.returncode == 0 and "0 files copied, 6 unchanged" in again.stdout, again.stderr
+    model.add("config.json", b"{}", '"v2"')
+    changed = command(model, model.url, folder, before=read_only)
+    assert changed.returncode == 1 and "Read-only file system" in changed.stderr
 
 
 def test_the_place_of_the_socket(model: Any, tmp_path: Path) -> None:

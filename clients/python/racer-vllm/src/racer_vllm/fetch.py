@@ -233,9 +233,14 @@ def _is_ours(root: int) -> bool:
 @contextmanager
 def _locked(root: int) -> Iterator[int]:
     """One writer at a time; the lock goes with its holder, however that ends. Gives its file."""
-    lock = os.open(
-        LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=root
-    )
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        lock = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | flags, 0o666, dir_fd=root)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES) or not _is_ours(root):
+            raise
+        # Prepared, and mounted read-only: it is looked at, and if all is there, nothing is written.
+        lock = os.open(LOCK_NAME, os.O_RDONLY | flags, dir_fd=root)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
