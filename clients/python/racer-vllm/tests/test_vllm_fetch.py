@@ -293,7 +293,7 @@ def test_the_command(model: Any, tmp_path: Path) -> None:
 
 
 def test_a_prepared_directory_that_cannot_be_written(model: Any, tmp_path: Path) -> None:
-    """R34: a volume mounted read-only is fine while it is the model's, and told of when it is not."""
+    """R34: a volume mounted read-only is fine as long as it has what the model has."""
     folder = tmp_path / "dir"
     folder.mkdir()
     mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
