@@ -125,6 +125,18 @@ def test_writing_is_private() -> None:
     os.close(fd)
 
 
+def test_what_was_not_put_there_ends_the_process_instead_of_being_zeros() -> None:
+    window = Window(0, SIZE)
+    address = window._space.address
+    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
+    (rights,) = (
+        rights
+        for bounds, rights, *_ in lines
+        if int(bounds.split("-")[0], 16) <= address < int(bounds.split("-")[1], 16)
+    )
+    assert rights == "---p"
+
+
 def test_addresses_agree_with_offsets_to_a_huge_page() -> None:
     """Else a huge page could not be mapped as one."""
     huge = 2 << 20
