@@ -14,6 +14,8 @@ is kept: the share is a bound on what newcomers take from others, never on what 
 
 - Counted are the steps of their own connections. What their reads take elsewhere (flights, threads
   that want the interpreter lock now and then) is about as much again, side by side with the loop.
+- A share that was not used is kept for `CREDIT_SECONDS`: somebody who starts with a dozen
+  connections is let in at once, and only who goes on coming has to wait.
 - Never shut for more than `SHUT_SECONDS_MAX` from one newcomer to the next, whatever they took.
 - The account is of those that were let in: one that waits, or leaves while it waits, costs nothing.
 """
@@ -24,6 +26,7 @@ import math
 
 SHARE = 1 / 10  # The others keep nine tenths: that is what is promised to them.
 PRICE_SECONDS = 0.010
+CREDIT_SECONDS = 1.0
 SHUT_SECONDS_MAX = 1.0
 # Between two reads a client looks at what it got. It is being served all the same.
 CALM_SECONDS = 0.050
@@ -68,7 +71,7 @@ class Door:
         """A newcomer has had `seconds` of the loop's time. Returns whether that counts."""
         if not self.contended(now):
             return False
-        shut = max(self._opens_at, now) + seconds * (1 / SHARE - 1)
+        shut = max(self._opens_at, now - CREDIT_SECONDS) + seconds / SHARE
         self._opens_at = min(shut, now + SHUT_SECONDS_MAX)
         return True
 

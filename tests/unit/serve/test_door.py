@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from racerd.serve.door import CALM_SECONDS, SHARE, SHUT_SECONDS_MAX, Door
+from racerd.serve.door import CALM_SECONDS, CREDIT_SECONDS, SHARE, SHUT_SECONDS_MAX, Door
 from racerd.serve.waiting_room import WaitingRoom
 
 
@@ -40,12 +42,29 @@ def test_nobody_waits_where_nobody_else_is_served() -> None:
     assert door.wait_seconds(10.0) == 0.0
 
 
+def test_a_share_that_was_not_used_is_kept_for_a_while() -> None:
+    """Who starts with a dozen connections does not wait; who goes on coming does."""
+    door = Door()
+    door.work_began()
+    at_once = CREDIT_SECONDS * SHARE
+    assert serve_crowd(door, at_once, 0.005) == pytest.approx(at_once)
+    later = 100.0
+    for _ in range(int(at_once / 0.005)):
+        assert door.wait_seconds(later) == 0.0
+        door.entered(later)
+        later += 0.005
+        door.took(0.005, later)
+    for _ in range(3):
+        door.took(0.005, later)
+    assert door.wait_seconds(later) > 0.0
+
+
 def test_a_client_is_being_served_between_two_of_its_reads() -> None:
     door = Door()
     door.work_began()
     door.work_ended(1.0)
     door.entered(1.0)
-    door.took(0.1, 1.0)
+    door.took(0.2, 1.0)
     assert door.wait_seconds(1.0 + CALM_SECONDS / 2) > 0.0
     assert door.wait_seconds(1.0 + CALM_SECONDS) == 0.0
 
@@ -61,7 +80,7 @@ def test_the_door_is_never_shut_for_long() -> None:
         if not door.wait_seconds(now):
             door.entered(now)
             entered.append(now)
-    gaps = [after - before for before, after in zip(entered, entered[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(entered)]
     assert len(entered) > 5
     assert max(gaps) <= SHUT_SECONDS_MAX + 0.02
 
@@ -71,9 +90,9 @@ def test_the_door_says_why_it_is_shut() -> None:
     assert door.describe(0.0) == "open: no established connection is being served"
     door.work_began()
     assert door.describe(0.0).startswith("open: newcomers have a share left while 1 ")
-    door.took(0.01, 0.0)
+    door.took(0.108, 0.0)
     door.entered(0.0)
-    assert door.describe(0.0).startswith("shut for 90 ms: newcomers have had their share while 1 ")
+    assert door.describe(0.0).startswith("shut for 80 ms: newcomers have had their share while 1 ")
 
 
 def test_who_comes_a_hundred_times_waits_behind_itself() -> None:
