@@ -59,7 +59,7 @@ def test_results_of_another_format_are_refused() -> None:
 
 
 def test_targets_are_met_or_missed_by_the_figures() -> None:
-    """R36, L31: 1.5 times runai + clone, runai's speed from S3, 10 times anything, bounded memory."""
+    """R36, L31: 1.5 times runai + clone, runai's from S3, 10 times anything, bounded memory."""
     good = results(
         lane("racer-memory", 9.0, extra=STAGING + 100 * MIB),
         lane("racer-first", 1.0),
