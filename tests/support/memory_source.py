@@ -120,32 +120,27 @@ class MemoryShare:
         self.stop = start + len(content)
         self.rungs = {"shared": len(content)}
         self._content = bytearray(content)
-        writable = os.memfd_create("share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.write(writable, content)
-        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, seals)
-        self._fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
-        os.close(writable)
+        # Files own their descriptors in every moment, also where an interrupt hits.
+        with open(os.memfd_create("share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as file:
+            file.write(content)
+            file.flush()
+            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+            self._file = open(f"/proc/self/fd/{file.fileno()}", "rb", buffering=0)  # noqa: SIM115
 
     @property
     def view(self) -> memoryview:
         return memoryview(self._content)
 
     def fileno(self) -> int:
-        return self._fd
+        return self._file.fileno()
 
     @property
     def closed(self) -> bool:
-        return self._fd < 0
+        return self._file.closed
 
     def close(self) -> None:
-        descriptor, self._fd = self._fd, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
+        self._file.close()
 
 
 class MemoryLanding:

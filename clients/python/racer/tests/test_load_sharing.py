@@ -18,7 +18,8 @@ import pytest
 
 from racer.errors import Corrupt, MemoryUnavailable, ShareRefused
 from racer.loading import TensorStream, load
-from racer.loading.sharing import share_of
+from racer.loading.plan import Chunk, LoadPlan
+from racer.loading.sharing import Sharing, share_of
 from racer.models import SourceFile
 from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
@@ -261,6 +262,36 @@ def test_pieces_that_are_cut_otherwise_than_was_said(at_hand: bool, cut_bytes: i
     assert not source.open_shares
 
 
+def test_what_one_chunk_uses_is_not_closed_by_another() -> None:
+    """L41: a descriptor that is closed under a reader may be another file's in the next moment. Two
+    steps of one chunk in one piece, because it is cut otherwise, are one chunk of it all the same.
+    """
+    files, _ = model()
+    source = MemorySource(files, share_bytes=4 * MIB, cut_bytes=3 * MIB)
+    file = source.find("m-1.safetensors")
+    assert file is not None
+    chunks = (
+        Chunk(file, 0, 2 * MIB, (), range(0)),
+        Chunk(file, 2 * MIB, 4 * MIB, (), range(0)),
+        Chunk(file, 4 * MIB, 5 * MIB, (), range(0)),
+    )
+    sharing = Sharing(source, "auto")
+    sharing.expect(LoadPlan((), chunks))
+    held = sharing.piece(file, 0)
+    assert held is not None and held.stop == 3 * MIB
+    for at, stop in ((2 * MIB, 3 * MIB), (3 * MIB, 4 * MIB)):
+        share = sharing.piece(file, at)
+        assert share is not None
+        sharing.put_back(file, at, share)
+        sharing.through(chunks[1], at, stop)
+        assert held.fileno() >= 0
+    assert source.open_shares == 1
+    sharing.through(chunks[0], 0, 2 * MIB)  # It says so before it puts the piece back.
+    assert held.fileno() >= 0
+    sharing.put_back(file, 0, held)
+    assert not source.open_shares
+
+
 @pytest.mark.parametrize("at_hand", [True, False])
 def test_what_is_kept_for_chunks_to_come_is_closed_with_the_stream(at_hand: bool) -> None:
     """At once, and not when the garbage is collected."""
@@ -335,7 +366,7 @@ for number in range(150):
     except KeyboardInterrupt:
         armed = False
     for thread in threading.enumerate():
-        if thread.name.endswith("-keeper"):
+        if thread is not threading.main_thread():
             thread.join(5)
     assert left_behind() == before, (number, left_behind(), before)
 signal.setitimer(signal.ITIMER_REAL, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from io import FileIO
 
 from racer.errors import Closed
 from racer.results import SharedPart
@@ -24,7 +25,9 @@ class SharedChunk:
 
     def __init__(self, descriptor: int, part: SharedPart) -> None:
         """Takes `descriptor` over."""
-        self._descriptor = descriptor
+        # It belongs to an object of the interpreter's own: that closes it even where an interrupt
+        # hits a destructor.
+        self._file = FileIO(descriptor)
         self.part = part
         self._map: mmap.mmap | None = None
 
@@ -37,9 +40,9 @@ class SharedChunk:
         return self.part.stop
 
     def fileno(self) -> int:
-        if self._descriptor < 0:
+        if self._file.closed:
             raise Closed("this shared memory was closed")
-        return self._descriptor
+        return self._file.fileno()
 
     @property
     def view(self) -> memoryview:
@@ -60,9 +63,8 @@ class SharedChunk:
 
     def close(self) -> None:
         """Closes the descriptor; done twice it does nothing. Views stay good."""
-        descriptor, self._descriptor, self._map = self._descriptor, -1, None
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._map = None
+        self._file.close()
 
     def __enter__(self) -> SharedChunk:
         return self
@@ -71,7 +73,7 @@ class SharedChunk:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
+        if hasattr(self, "_file"):
             self.close()
 
 

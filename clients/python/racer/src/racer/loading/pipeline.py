@@ -173,7 +173,9 @@ class Pipeline:
                         stop = min(chunk.stop, self._sharing.end_of_piece(at))
                         spent = self._copy(chunk, at, stop, landing.get(), rungs)
                 finally:
-                    self._sharing.done(chunk.file, at, share)
+                    if share is not None:
+                        self._sharing.put_back(chunk.file, at, share)
+                self._sharing.through(chunk, at, stop)
                 at = stop
                 seconds += spent
         except Exception as error:

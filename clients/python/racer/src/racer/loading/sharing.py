@@ -25,21 +25,30 @@ _log = logging.getLogger("racer.load")
 
 
 class _Piece:
-    """A piece of a file; `users` is how many chunks have yet to be `done` with it."""
+    """A piece of a file. What is kept of it is closed when no chunk will come for it any more, and
+    nobody has it in use: a descriptor that is closed under a reader may be another file's by then.
+    """
 
-    __slots__ = ("lock", "share", "users")
+    __slots__ = ("expected", "in_use", "lock", "share")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # Held while the piece is asked for.
         self.share: SourceShare | None = None
-        self.users = 0
+        self.expected = 0  # Chunks that are not through with it yet.
+        self.in_use = 0  # Takers of `share` that have not put it back yet.
+
+    def close_if_unused(self) -> None:
+        if self.share is not None and self.expected <= 0 and not self.in_use:
+            self.share.close()
+            self.share = None
 
 
 class Sharing:
     """The shared pieces of one load. `refused` counts those that could not be had, by reason.
 
-    `expect` the plan before the first piece is asked for; each chunk is `done` with a piece before
-    it asks for the next one, also where it got none. `close` gives up what is still kept.
+    `expect` the plan before the first piece is asked for. What `there` and `piece` give is put back
+    (`put_back`) by whoever asked, and a chunk says when it is `through` with a part of its file.
+    `close` gives up what is still kept.
     """
 
     def __init__(self, source: Source, mode: ShareMode) -> None:
@@ -57,7 +66,7 @@ class Sharing:
         for chunk in plan.chunks:
             for at in range(self._start_of(chunk.start), chunk.stop, self.piece_bytes):
                 piece = self._pieces.setdefault((chunk.file.url, at), _Piece())
-                piece.users += 1
+                piece.expected += 1
 
     def is_at_hand(self, chunk: Chunk) -> bool:
         """Whether all that the chunk will ask for is here, so that nobody has to be waited for."""
@@ -68,10 +77,11 @@ class Sharing:
             share = self._get(chunk.file, at, self._source.shared_at_hand)
             if share is None:
                 return False
-            if share is not self._pieces[chunk.file.url, self._start_of(at)].share:
-                share.close()
+            stop, kept = share.stop, share is self._piece_of(chunk.file, at).share
+            self.put_back(chunk.file, at, share)
+            if not kept:
                 return False
-            at = share.stop
+            at = stop
         return True
 
     def there(self, file: SourceFile, at: int) -> SourceShare | None:
@@ -79,7 +89,7 @@ class Sharing:
         return self._get(file, at, self._source.shared_already) if self._on else None
 
     def piece(self, file: SourceFile, at: int) -> SourceShare | None:
-        """The shared memory that holds byte `at`; or None. See `done`."""
+        """The shared memory that holds byte `at`; or None."""
         if not self._on:
             return None
         try:
@@ -93,30 +103,43 @@ class Sharing:
     def _get(
         self, file: SourceFile, at: int, ask: Callable[[SourceFile, int], SourceShare | None]
     ) -> SourceShare | None:
-        """What is kept, or else what `ask` gives."""
-        piece = self._pieces[file.url, self._start_of(at)]
+        """What is kept, or else what `ask` gives. The caller puts it back."""
+        piece = self._piece_of(file, at)
         with piece.lock:
-            if piece.share is not None and piece.share.start <= at < piece.share.stop:
-                return piece.share
-            share = ask(file, at)
-            # Pieces are cut as the daemon said, unless it is another one by now: what is cut
-            # otherwise is the caller's alone.
-            if share is not None and piece.share is None and share.start == self._start_of(at):
-                piece.share = share
+            share = piece.share
+            if share is None or not share.start <= at < share.stop:
+                share = ask(file, at)
+                # Pieces are cut as the daemon said, unless it is another one by now: what is cut
+                # otherwise is the caller's alone.
+                if share is not None and piece.share is None and share.start == self._start_of(at):
+                    piece.share = share
+            if share is not None and share is piece.share:
+                piece.in_use += 1
             return share
 
-    def done(self, file: SourceFile, at: int, share: SourceShare | None) -> None:
-        """A chunk is through with its part of the piece at `at`, and with `share` of it."""
-        piece = self._pieces.get((file.url, self._start_of(at))) if self.began else None
-        if piece is None:
-            return
+    def put_back(self, file: SourceFile, at: int, share: SourceShare) -> None:
+        """Who was given `share` for byte `at` touches its descriptor no more."""
+        piece = self._piece_of(file, at)
         with piece.lock:
-            if share is not None and share is not piece.share:
+            if share is not piece.share:
                 share.close()
-            piece.users -= 1
-            if piece.users <= 0 and piece.share is not None:
-                piece.share.close()
-                piece.share = None
+                return
+            piece.in_use -= 1
+            piece.close_if_unused()
+
+    def through(self, chunk: Chunk, start: int, stop: int) -> None:
+        """The chunk has its bytes [start, stop), from wherever: it asks for none of them again."""
+        if not self.began:
+            return
+        # All pieces that end in there, and the chunk's last one; each is told once, however the
+        # bytes were cut.
+        first = self._start_of(start)
+        end = stop if stop >= chunk.stop else self._start_of(stop)
+        for at in range(first, end, self.piece_bytes):
+            piece = self._pieces[chunk.file.url, at]
+            with piece.lock:
+                piece.expected -= 1
+                piece.close_if_unused()
 
     def close(self) -> None:
         """Closes what is kept; when no chunk is being read any more."""
@@ -130,6 +153,9 @@ class Sharing:
         if not self.began:
             return 1 << 63
         return self._start_of(at) + self.piece_bytes
+
+    def _piece_of(self, file: SourceFile, at: int) -> _Piece:
+        return self._pieces[file.url, self._start_of(at)]
 
     def _start_of(self, at: int) -> int:
         return at - at % self.piece_bytes
