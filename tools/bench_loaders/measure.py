@@ -130,6 +130,7 @@ class Benchmark:
                 holder = stack.enter_context(self._worker(lane, place))
                 holder.load()
                 holder.verify()
+            place.touch()
             daemon = place.daemon
             spent = cpu_seconds(daemon) if daemon else 0.0
             loaded = worker.load()

@@ -10,8 +10,8 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import racer
@@ -27,13 +27,22 @@ _URL = f"racer://local/{BUCKET}/{_PREFIX}/"
 _UNUSED_SECONDS = 120.0
 
 
+def _nothing_to_touch() -> None:
+    """What a loader reads is not in memory, or is there because of another loader."""
+
+
 @dataclass(frozen=True)
 class Place:
-    """What a loader is given. `daemon` is the racerd that serves it, if any does."""
+    """What a loader is given. `daemon` is the racerd that serves it, if any does.
+
+    `touch` reads once what is to be in memory, be it the page cache or racerd's: called when the
+    loader is ready to go, since memory that was idle for some seconds is slow on some machines.
+    """
 
     source: str
     environ: Mapping[str, str]
     daemon: DaemonProcess | None = None
+    touch: Callable[[], None] = _nothing_to_touch
 
 
 class Scene:
@@ -65,7 +74,7 @@ class Scene:
         if state is State.FILES_CACHED:
             page_cache.warm(self.shards)
             self._expect_cached(0.99, 1.0)
-            yield Place(str(self.model), {})
+            yield Place(str(self.model), {}, touch=lambda: page_cache.warm(self.shards))
         elif state is State.FILES_DROPPED:
             page_cache.drop(self.shards)
             self._expect_cached(0.0, 0.01)
@@ -74,9 +83,11 @@ class Scene:
             yield Place(f"s3://{BUCKET}/{_PREFIX}", self._s3_environ())
         elif state in (State.RACERD_MEMORY, State.RACERD_SHARED):
             daemon = self._daemon_with_memory()
-            self._read_all(daemon)  # As the files of FILES_CACHED are read, right before.
             wait_unused(daemon, "share")
-            yield self._served(daemon)
+            place = self._served(daemon)
+            if state is State.RACERD_MEMORY:  # What is shared, the holder of it has just read.
+                place = replace(place, touch=lambda: self._read_all(daemon))
+            yield place
         elif state is State.RACERD_DISK:
             yield self._served(self._restarted_daemon())
         else:
