@@ -162,6 +162,30 @@ def test_processes_have_turns(tmp_path: Path) -> None:
     uvloop.run(main())
 
 
+def test_the_waiting_room_is_bounded(tmp_path: Path) -> None:
+    """R8: who finds no place waits in the kernel's backlog, and is let in later all the same."""
+
+    async def main() -> None:
+        async with SocketRig(tmp_path, waiting_max=2) as rig:
+            shut(rig)
+            with ExitStack() as stack:
+                for _ in range(CROWD):
+                    stack.enter_context(RawClient(rig.path))
+                open_again(rig)
+                most = 0
+
+                def all_in() -> bool:
+                    nonlocal most
+                    most = max(most, rig.socket.waiting_count)
+                    return rig.socket.connection_count == CROWD
+
+                await rig.until(all_in)
+                assert 0 < most <= 2
+            await rig.connections(0)
+
+    uvloop.run(main())
+
+
 def test_who_was_served_long_enough_is_established(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

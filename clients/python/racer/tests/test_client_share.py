@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -123,6 +124,24 @@ def test_what_is_no_memory_at_all(tmp_path: Path) -> None:
 
 
 def test_a_chunk_that_was_dropped_closes_its_descriptor(tmp_path: Path) -> None:
+    """R36: quietly; with a view of it left, too."""
+    with (
+        daemon(tmp_path, lambda: [memory()], GOOD) as run_dir,
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        chunk = share(run_dir)
+        descriptor, view = chunk.fileno(), chunk.view
+        inode = os.fstat(descriptor).st_ino
+        del chunk
+        assert bytes(view[:3]) == b"xxx"
+        with suppress(OSError):  # Its number may be another file's by now.
+            assert os.fstat(descriptor).st_ino != inode
+        view.release()
+    assert not told
+
+
+def test_a_chunk_that_was_closed_gives_no_descriptor(tmp_path: Path) -> None:
     with daemon(tmp_path, lambda: [memory()], GOOD) as run_dir:
         chunk = share(run_dir)
         view = chunk.view
