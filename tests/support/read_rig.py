@@ -8,6 +8,8 @@ is a scripted one, with `chance` the threads are stepped ones.
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 import random
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +21,7 @@ from racerd.pages import PageGeometry
 from racerd.read.reader import CacheReader, RequestContext
 from racerd.read.services import ReadServices, ReadThreads
 from racerd.read.settings import ReadSettings
+from racerd.read.shares import SharedPiece
 from racerd.runtime.arena import FrameArena
 from racerd.runtime.deadline import Deadline
 from racerd.runtime.threads import WorkerThreads, settled
@@ -194,3 +197,12 @@ def small_settings(**changes: object) -> ReadSettings:
         **changes,
     }
     return ReadSettings(**values)  # type: ignore[arg-type]
+
+
+def taken(piece: SharedPiece) -> bytes:
+    """Reads all of a shared piece and lets it go."""
+    length = piece.stop - piece.start
+    with mmap.mmap(piece.descriptor, length, prot=mmap.PROT_READ) as mapping:
+        found = mapping[:]
+    os.close(piece.descriptor)
+    return found

@@ -28,7 +28,7 @@ from racerd.runtime.threads import WorkerThreads
 from racerd.telemetry import Metrics
 from racerd.units import KIB, MIB
 from tests.support.collector import no_collector
-from tests.support.read_rig import ReadRig, content, small_settings
+from tests.support.read_rig import ReadRig, content, small_settings, taken
 
 GEOMETRY = PageGeometry(64 * KIB, 4 * KIB)
 VERSION = ObjectVersion(ObjectId("cache", "b", b"k"), '"v1"', 3 * MIB)
@@ -106,15 +106,6 @@ def run(body: Callable[[World], Awaitable[None]], **options: float) -> None:
     uvloop.run(main())
 
 
-def read(piece: SharedPiece) -> bytes:
-    """Reads all of it and lets it go."""
-    length = piece.stop - piece.start
-    with mmap.mmap(piece.descriptor, length, prot=mmap.PROT_READ) as mapping:
-        found = mapping[:]
-    os.close(piece.descriptor)
-    return found
-
-
 def test_only_what_is_filled_and_of_that_version_is_there_already() -> None:
     """R5: what is still being written is given to nobody; giving it out counts as use."""
 
@@ -128,7 +119,7 @@ def test_only_what_is_filled_and_of_that_version_is_there_already() -> None:
         used = w.value("racer_shared_reads_total", result="joined")
         (piece,) = w.shares.ready(VERSION, 0, VERSION.size, 16)
         assert (piece.start, piece.stop, piece.report.rungs) == (0, 3 * MIB, {"shared": 3 * MIB})
-        assert read(piece) == b"k" * (3 * MIB)
+        assert taken(piece) == b"k" * (3 * MIB)
         assert w.value("racer_shared_reads_total", result="joined") == used + 1
         assert w.shares.ready(OTHER, 0, OTHER.size, 16) == []
         assert w.shares.ready(VERSION, 0, VERSION.size, 0) == []
@@ -150,7 +141,7 @@ def test_eight_readers_cost_one_opening() -> None:
             {"memory": VERSION.size},
             {"shared": VERSION.size},
         ]
-        assert all(read(piece) == b"k" * VERSION.size for piece in pieces)
+        assert all(taken(piece) == b"k" * VERSION.size for piece in pieces)
         assert w.value("racer_shared_reads_total", result="filled") == 1
         assert w.value("racer_shared_reads_total", result="joined") == 7
 
@@ -165,7 +156,7 @@ def test_objects_are_cut_where_pages_end() -> None:
         os.close(first.descriptor)
         last = await w.acquire(LONG, SHARE_CHUNK_BYTES)
         assert (last.start, last.stop) == (SHARE_CHUNK_BYTES, LONG.size)
-        assert read(last) == b"l" * 100
+        assert taken(last) == b"l" * 100
 
     run(body, limit=2 * SHARE_CHUNK_BYTES)
 
@@ -196,7 +187,7 @@ def test_what_fails_is_told_to_all_and_costs_nothing() -> None:
         assert [getattr(error, "code", None) for error in found] == ["version_changed"] * 3
         assert w.shares.charged_bytes == 0
         w.fill.error = None
-        assert read(await w.acquire()) == b"k" * VERSION.size
+        assert taken(await w.acquire()) == b"k" * VERSION.size
 
     run(body)
 
@@ -217,7 +208,7 @@ def test_views_in_errors_that_were_got_over_do_not_keep_memory_from_being_shared
         with no_collector():
             context = RequestContext("connection", Deadline.after(20))
             piece = await w.shares.acquire(VERSION, 0, context, fill)
-        assert read(piece) == b"k" * VERSION.size
+        assert taken(piece) == b"k" * VERSION.size
         assert w.value("racer_fallbacks_total", step="share_seal", reason="views_left") == 1
 
     run(body)
@@ -244,7 +235,7 @@ def test_memory_that_is_still_written_to_is_given_to_nobody(
         left.clear()
         w.shares._reap()
         assert w.shares.charged_bytes == 0
-        assert read(await w.acquire()) == b"k" * VERSION.size
+        assert taken(await w.acquire()) == b"k" * VERSION.size
 
     run(body)
     assert "a view of it is held" in caplog.text
@@ -278,7 +269,7 @@ def test_the_last_who_leaves_cancels_it() -> None:
             await asyncio.sleep(0)
         assert w.fill.ended == 1
         w.fill.go.set()
-        assert read(await w.acquire()) == b"k" * VERSION.size
+        assert taken(await w.acquire()) == b"k" * VERSION.size
 
     run(body)
 
@@ -292,7 +283,7 @@ def test_who_waits_has_a_deadline_of_its_own() -> None:
             await w.acquire(seconds=0.01)
         assert caught.value.code == "deadline_exceeded"
         w.fill.go.set()
-        assert read(await patient) == b"k" * VERSION.size
+        assert taken(await patient) == b"k" * VERSION.size
 
     run(body)
 
@@ -316,7 +307,7 @@ def test_the_budget_is_a_hard_limit_and_what_nobody_uses_makes_room() -> None:
                 piece = await w.acquire(OTHER)
             except RacerError:
                 await asyncio.sleep(0.01)
-        assert read(piece) == b"o" * OTHER.size
+        assert taken(piece) == b"o" * OTHER.size
         assert w.value("racer_shares_evicted_total", reason="room") == 1
         assert w.shares.charged_bytes == 2 * MIB
 
@@ -355,9 +346,9 @@ def test_what_was_evicted_by_name_is_given_to_nobody_and_stays_charged_while_it_
         w.shares.evicted(lambda object_id: object_id.key == b"k")
         assert w.shares.charged_bytes == 4 * MIB
         assert w.shares.describe()[0]["retired"] is True
-        assert read(await w.acquire()) == b"k" * VERSION.size
+        assert taken(await w.acquire()) == b"k" * VERSION.size
         assert w.fill.calls == 2, "filled anew"
-        assert read(piece) == b"k" * VERSION.size
+        assert taken(piece) == b"k" * VERSION.size
         w.shares.evicted(lambda object_id: False)
         assert w.shares.charged_bytes == 4 * MIB
 
@@ -373,7 +364,7 @@ def test_what_is_evicted_while_it_is_filled_serves_those_who_wait() -> None:
         w.fill.go.set()
         piece = await reading
         assert w.shares.describe()[0]["retired"] is True
-        assert read(piece) == b"k" * VERSION.size
+        assert taken(piece) == b"k" * VERSION.size
 
     run(body)
 
@@ -400,7 +391,7 @@ def test_readers_keep_what_they_have_when_all_is_closed() -> None:
     async def main() -> None:
         async with world() as w:
             piece = await w.acquire()
-        assert read(piece) == b"k" * VERSION.size
+        assert taken(piece) == b"k" * VERSION.size
 
     uvloop.run(main())
 
@@ -498,7 +489,7 @@ def test_chunks_are_bounded_by_descriptors_too(monkeypatch: pytest.MonkeyPatch) 
         assert caught.value.code == "share_full"
         os.close(piece.descriptor)
         w.shares._full_until = 0.0
-        assert read(await w.acquire(OTHER)) == b"o" * OTHER.size
+        assert taken(await w.acquire(OTHER)) == b"o" * OTHER.size
 
     run(body)
 
@@ -516,7 +507,7 @@ def test_memory_that_cannot_be_given_out_any_more_is_retired(
             patch.setattr(SharedMemory, "reader", refuse)
             with pytest.raises(RacerError):
                 await w.acquire()
-        assert read(await w.acquire()) == b"k" * VERSION.size
+        assert taken(await w.acquire()) == b"k" * VERSION.size
         assert w.fill.calls == 2
 
     run(body)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,11 @@ import uvloop
 
 from racerd.errors import RequestError
 from racerd.ids import PageId
-from racerd.read.shares import SharedPiece
 from racerd.read.sources import Place
 from racerd.runtime.memory_map import HUGE_PAGE_BYTES
 from racerd.runtime.shared_memory import SharedMemory
 from racerd.units import KIB, MIB
-from tests.support.read_rig import ReadRig, content, small_settings
-
-
-def read(piece: SharedPiece) -> bytes:
-    """Reads all of it and lets it go."""
-    length = piece.stop - piece.start
-    with mmap.mmap(piece.descriptor, length, prot=mmap.PROT_READ) as mapping:
-        found = mapping[:]
-    os.close(piece.descriptor)
-    return found
+from tests.support.read_rig import ReadRig, content, small_settings, taken
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -77,7 +65,7 @@ def test_pages_of_an_origin_land_where_they_are_shared(tmp_path: Path, uses_room
             await until(lambda: rig.metric("racer_flight_joins_total") == 3)
             rig.origin.release()
             piece = await sharing
-            assert read(piece) == data
+            assert taken(piece) == data
             assert (await reading)[0] == data
             assert found == [True] * 3
             # The other reader's, of which one is small enough for the loop; and ours, if need be.
@@ -151,7 +139,7 @@ def test_memory_is_ready_before_its_pages_are_sealed(tmp_path: Path) -> None:
             lease = rig.services.memory.lease(held.id)
             assert lease is not None
             piece = await rig.reader.share(rig.version(), 0, rig.context())
-            assert read(piece) == data
+            assert taken(piece) == data
             (described,) = rig.services.shares.describe()
             assert described["in_use"], "the page that waits to be sealed lies there"
             lease.release()
@@ -207,7 +195,7 @@ def test_who_joined_gets_the_page_though_the_memory_was_given_up(tmp_path: Path)
             await until(lambda: rig.metric("racer_flight_joins_total") == 2)
             rig.origin.release()
             assert (await reading)[0] == data
-            assert read(await again) == data
+            assert taken(await again) == data
             await rig.flights_over()
             shares._reap()
             assert [chunk["state"] for chunk in shares.describe()] == ["ready"]
