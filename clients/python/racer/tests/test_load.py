@@ -352,6 +352,18 @@ def test_a_stream_that_is_dropped() -> None:
     check_ended(source)
 
 
+def test_a_destructor_that_an_interrupt_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R36: Ctrl-C in a dropped stream's destructor, before its first step: its threads end."""
+    stream, source, held = held_stream()
+    next(stream)
+    assert held.waiting.wait(30)
+    monkeypatch.setattr(TensorStream, "__del__", lambda stream: None)
+    del stream
+    assert load_threads() == []
+    assert source.reading == 0
+    assert source.events == ["cancel"] + ["landing closed"] * len(source.landing_bytes)
+
+
 def test_interrupt_while_waiting() -> None:
     """R36: Ctrl-C in the middle of a load ends it, and stays a KeyboardInterrupt."""
     stream, source, held = held_stream(first=0)
@@ -369,10 +381,11 @@ def test_interrupt_while_waiting() -> None:
 
 
 INTERRUPTED = """
-import random, signal, sys, threading
+import random, signal, threading
 from racer.loading import TensorStream
 from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
+from tests.support.threads import join_others
 
 content, contents = model_file({f"t{n}": ("U8", [90_000]) for n in range(30)})
 armed, interrupts = False, 0
@@ -413,9 +426,7 @@ for number in range(150):
         armed = False
     except KeyboardInterrupt:
         armed = False
-    for thread in threading.enumerate():
-        if thread.name.endswith("-keeper"):
-            thread.join(5)
+    join_others()
     assert len(threading.enumerate()) == 1, (number, threading.enumerate())
     assert source.reading == 0, number
     assert source.events.count("landing closed") == len(source.landing_bytes), number

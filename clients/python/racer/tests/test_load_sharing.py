@@ -308,12 +308,13 @@ def test_what_is_kept_for_chunks_to_come_is_closed_with_the_stream(at_hand: bool
 
 
 INTERRUPTED = """
-import gc, os, random, signal, threading
+import gc, os, random, signal
 from pathlib import Path
 from racer.loading import TensorStream
 from racer.window import windows_count
 from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
+from tests.support.threads import join_others
 
 MIB = 1 << 20
 content, contents = model_file({f"t{n}": ("U8", [MIB + 4096 * n]) for n in range(12)})
@@ -323,8 +324,8 @@ def interrupt(number, frame):
     global left, interrupts
     if not armed:
         return
-    # The test's own memory has no owner for a moment: not there. Later, and not so soon that it comes
-    # before this has returned, over and over on a busy machine.
+    # The test's own memory has no owner for a moment: not there. Later, and not so soon that it
+    # comes before this has returned, over and over on a busy machine.
     while frame is not None:
         if "memory_source" in frame.f_code.co_filename:
             signal.setitimer(signal.ITIMER_REAL, 1e-3)
@@ -369,9 +370,7 @@ for number in range(150):
         armed = False
     except KeyboardInterrupt:
         armed = False
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread():
-            thread.join(5)
+    join_others()
     assert left_behind() == before, (number, left_behind(), before)
 signal.setitimer(signal.ITIMER_REAL, 0)
 print(interrupts)

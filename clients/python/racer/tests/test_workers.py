@@ -114,6 +114,22 @@ def test_end_stops_what_runs() -> None:
     assert stops == [1]
 
 
+def test_the_end_of_the_owner_is_the_end_of_the_group() -> None:
+    """R36: threads do not outlive what they work for, be its destructor interrupted."""
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    go = threading.Event()
+    group = WorkerGroup("group", 2, go.wait, go.set, owner=owner)
+    group.start()
+    del owner
+    group.wait()
+    assert go.is_set()
+    group.end()
+
+
 def test_an_interrupt_waits_for_the_threads(interrupted: SimpleQueue[int]) -> None:
     """R36: an interrupt while threads are being ended comes out after the last has ended."""
     returned: list[int] = []

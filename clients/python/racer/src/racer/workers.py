@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _thread
 import threading
+import weakref
 from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
@@ -34,7 +35,8 @@ class WorkerGroup:
 
     With `one_first` there is one thread until `start_rest` is called, maybe by that one.
     `stop` runs in the keeper thread, at most once, and only where `end` asks before `work` has
-    returned in every thread, or where a thread could not be started: `failure` tells then.
+    returned in every thread, where `owner` is gone before that, or where a thread could not be
+    started: `failure` tells then. Neither `work` nor `stop` may keep the owner alive.
     """
 
     def __init__(
@@ -45,13 +47,17 @@ class WorkerGroup:
         stop: Callable[[], None],
         *,
         one_first: bool = False,
+        owner: object | None = None,
     ) -> None:
         self._name = name
         self._count = count
         self._work = work
         self._stop = stop
         self._first = min(1, count) if one_first else count
-        self._inbox: SimpleQueue[_Word] = SimpleQueue()
+        self._inbox: SimpleQueue[_Word | weakref.ref[object]] = SimpleQueue()
+        # The owner's destructor ends the group, and an interrupt may hit it before it does. This
+        # call has no step of Python's in it, so nothing can come between.
+        self._owner = weakref.ref(owner, self._inbox.put) if owner is not None else None
         self._rest_asked = False
         self._asked = False
         self._ended = False
@@ -118,7 +124,7 @@ class WorkerGroup:
             returned = 0
             while returned < len(threads):
                 word = self._inbox.get()
-                if word is _Word.STOP:
+                if word is _Word.STOP or isinstance(word, weakref.ref):
                     self._stop()
                     break
                 if word is _Word.MORE:

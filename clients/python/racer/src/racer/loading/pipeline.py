@@ -43,7 +43,7 @@ class ChunkDone:
 
 
 class Pipeline:
-    """Ask it for chunks inside the `try` whose `finally` closes it."""
+    """Ask it for chunks inside the `try` whose `finally` closes it. It ends with `owner`, too."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Pipeline:
         *,
         in_flight: int,
         sharing: Sharing,
+        owner: object,
     ) -> None:
         self._plan = plan
         self._source = source
@@ -72,7 +73,7 @@ class Pipeline:
         # What is there already is mapped faster by one thread than by several, which would wait
         # for each other at the interpreter's lock and the kernel's for the address space.
         self._workers = WorkerGroup(
-            "racer-load", self._count, self._work, self._stop, one_first=True
+            "racer-load", self._count, self._work, self._stop, one_first=True, owner=owner
         )
 
     # --- the consumer's side ----------------------------------------------------------------

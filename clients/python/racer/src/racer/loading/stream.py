@@ -230,6 +230,7 @@ class TensorStream:
                     self._framework,
                     in_flight=self._in_flight,
                     sharing=self._sharing,
+                    owner=self,
                 )
                 self._tensors = _deliver(plan, self._pipeline, self._progress, self.report)
             return next(self._tensors)
