@@ -104,19 +104,23 @@ class MemoryMap:
                     return ctypes.get_errno()
         return 0
 
-    def collapse(self, start: int, stop: int) -> bool:
-        """Backs [start, stop) of this mapping with huge pages; what it holds stays.
+    def collapse(self, start: int, stop: int) -> int:
+        """Backs [start, stop) of this mapping with huge pages and returns 0, or the errno; what it
+        holds stays.
 
-        Both are multiples of HUGE_PAGE_BYTES, and the mapping begins at one of the file's. Returns
-        False where the kernel would not, for want of support or of memory, or of memory that hangs
-        together; some pages may be there then. Blocks for about 0.1 ms a MiB, without the
-        interpreter lock.
+        Both are multiples of HUGE_PAGE_BYTES, and the mapping begins at one of the file's. EINVAL
+        tells of a kernel that cannot, or not there; others of memory that is short, torn to pieces,
+        or in use by a device right now. Some huge pages may be there then. Blocks for about 0.1 ms a MiB,
+        without the interpreter lock.
         """
         with self.view():
             for at in range(start, stop, HUGE_PAGE_BYTES):
-                if self.populate(at, at + _PAGE_BYTES) != 0:  # Nothing is put where nothing is.
-                    return False
-            return bool(_libc.madvise(self._address + start, stop - start, _MADV_COLLAPSE) == 0)
+                # Nothing is put where nothing is.
+                if refusal := self.populate(at, at + _PAGE_BYTES):
+                    return refusal
+            if _libc.madvise(self._address + start, stop - start, _MADV_COLLAPSE) != 0:
+                return ctypes.get_errno()
+        return 0
 
 
 class _Space:

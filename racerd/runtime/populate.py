@@ -8,12 +8,16 @@ is used, so that memory which is never used is never touched either.
 from __future__ import annotations
 
 import ctypes
+import errno
 import threading
+from collections import deque
 from types import TracebackType
 
 from racerd.runtime.memory_map import HUGE_PAGE_BYTES, MemoryMap
 
 _STEP_BYTES = 8 << 20
+_RETRY_SECONDS = 0.1
+_RETRY_SECONDS_MAX = 60.0
 
 
 class PopulateAhead:
@@ -21,9 +25,11 @@ class PopulateAhead:
 
     `first_bytes` are touched in any case, from the beginning: a process that has just started has
     nothing better to do, whereas one that is busy pays for what it touches ahead.
-    The mapping begins where its file does, and gets huge pages for as long as the kernel gives any.
-    A context manager; leaving it waits for the step that runs. Stops for good at the first refusal
-    of the kernel.
+    The mapping begins where its file does, and gets huge pages. Where the kernel has none to give,
+    be it for a disk that reads or writes there right now, it is asked again later, a step at a
+    time, `retry_seconds` after the last and twice as much after each round that brought nothing.
+    A context manager; leaving it waits for the step that runs. Stops for good where no memory is
+    given at all.
     """
 
     def __init__(
@@ -33,10 +39,14 @@ class PopulateAhead:
         ahead_bytes: int,
         name: str,
         first_bytes: int = 0,
+        retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         self._mapping = mapping
         self._huge = True
         self.huge_bytes = 0  # How much of what was touched is huge pages.
+        self._refused: deque[int] = deque()  # Where steps begin that have small pages.
+        self._futile = 0  # How many were asked for since one was given.
+        self._retry_seconds = retry_seconds
         self._ahead_bytes = ahead_bytes
         self._wanted = min(first_bytes, mapping.nbytes)
         self._changed = threading.Event()
@@ -69,7 +79,9 @@ class PopulateAhead:
     def _work(self) -> None:
         done = 0
         while True:
-            self._changed.wait()
+            if not self._changed.wait(self._pause_seconds()):
+                self._ask_again()
+                continue
             self._changed.clear()
             while done < self._wanted and not self._ended:
                 stop = min(done + _STEP_BYTES, self._mapping.nbytes)
@@ -80,14 +92,35 @@ class PopulateAhead:
             if self._ended:
                 return
 
-    def _ask_for_huge_pages(self, start: int, stop: int) -> None:
-        """Before the small ones are made. A step that ends elsewhere is the last one."""
+    # --- huge pages -------------------------------------------------------------------------
+
+    def _ask_for_huge_pages(self, start: int, stop: int) -> bool:
+        """Before the small ones are made, or in their place. A step that ends elsewhere is the
+        last one, and keeps small ones."""
         if not self._huge or stop % HUGE_PAGE_BYTES:
-            return
-        if self._mapping.collapse(start, stop):
+            return False
+        refusal = self._mapping.collapse(start, stop)
+        if not refusal:
             self.huge_bytes += stop - start
-        else:
+        elif refusal == errno.EINVAL and not self.huge_bytes:
+            # This kernel cannot, and will not learn it.
             self._huge = False
+            self._refused.clear()
+        else:
+            self._refused.append(start)
+        return not refusal
+
+    def _pause_seconds(self) -> float | None:
+        """How long nothing may happen before `_ask_again`. None where nothing was refused."""
+        if not self._refused:
+            return None
+        futile_rounds = self._futile // len(self._refused)
+        return min(self._retry_seconds * 2.0 ** min(futile_rounds, 16), _RETRY_SECONDS_MAX)
+
+    def _ask_again(self) -> None:
+        start = self._refused.popleft()
+        given = self._ask_for_huge_pages(start, min(start + _STEP_BYTES, self._mapping.nbytes))
+        self._futile = 0 if given else self._futile + 1
 
 
 def keep_freed_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def test_a_refusal_ends_the_thread_and_nothing_else(
         asked.append(start)
         return 22
 
-    monkeypatch.setattr(MemoryMap, "collapse", lambda *_: False)
+    monkeypatch.setattr(MemoryMap, "collapse", lambda *_: errno.EINVAL)
     monkeypatch.setattr(MemoryMap, "populate", refuse)
     with PopulateAhead(mapping, ahead_bytes=MIB, name="ahead") as ahead:
         ahead._thread.join(30)
@@ -72,7 +73,7 @@ def test_it_goes_as_far_as_needed_and_no_further(
             enough.set()
         return 0
 
-    monkeypatch.setattr(MemoryMap, "collapse", lambda *_: False)
+    monkeypatch.setattr(MemoryMap, "collapse", lambda *_: errno.EINVAL)
     monkeypatch.setattr(MemoryMap, "populate", note)
     ahead = PopulateAhead(mapping, ahead_bytes=8 * MIB, name="ahead")
     ahead.need(16 * MIB)
@@ -82,7 +83,7 @@ def test_it_goes_as_far_as_needed_and_no_further(
     assert done == [(0, 8 * MIB), (8 * MIB, 16 * MIB), (16 * MIB, 24 * MIB)]
 
 
-def test_huge_pages_are_asked_for_until_there_are_none(
+def test_a_kernel_that_cannot_is_asked_for_huge_pages_once(
     mapping: MemoryMap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -93,13 +94,46 @@ def test_huge_pages_are_asked_for_until_there_are_none(
             enough.set()
         return 0
 
-    def collapse(_: MemoryMap, start: int, __: int) -> bool:
+    def collapse(_: MemoryMap, start: int, __: int) -> int:
         asked.append(start)
-        return start == 0
+        return errno.EINVAL
 
     monkeypatch.setattr(MemoryMap, "collapse", collapse)
     monkeypatch.setattr(MemoryMap, "populate", populate)
-    with PopulateAhead(mapping, ahead_bytes=64 * MIB, name="ahead") as ahead:
+    with PopulateAhead(mapping, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0) as ahead:
         assert enough.wait(30)
-        assert ahead.huge_bytes == 8 * MIB
-    assert asked == [0, 8 * MIB]
+        assert ahead.huge_bytes == 0
+    assert asked == [0]
+
+
+def test_huge_pages_that_were_refused_are_asked_for_again(
+    mapping: MemoryMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that writes from the memory makes the kernel refuse; it will have ended later on."""
+    asked: list[int] = []
+    enough = threading.Event()
+
+    def collapse(_: MemoryMap, start: int, __: int) -> int:
+        asked.append(start)
+        if start in (16 * MIB, 40 * MIB) and asked.count(start) < 4:
+            return errno.EAGAIN
+        if asked.count(40 * MIB) == 4:
+            enough.set()
+        return 0
+
+    monkeypatch.setattr(MemoryMap, "collapse", collapse)
+    with PopulateAhead(mapping, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0) as ahead:
+        assert enough.wait(30)
+    assert ahead.huge_bytes == mapping.nbytes
+    assert sorted(asked) == sorted([*range(0, 64 * MIB, 8 * MIB), *[16 * MIB, 40 * MIB] * 3])
+
+
+def test_what_stays_refused_is_asked_for_less_and_less(mapping: MemoryMap) -> None:
+    ahead = PopulateAhead(mapping, ahead_bytes=MIB, name="ahead", retry_seconds=1)
+    assert ahead._pause_seconds() is None
+    ahead._refused.extend([0, 8 * MIB])
+    pauses = []
+    for ahead._futile in range(0, 2000, 2):
+        pauses.append(ahead._pause_seconds())
+    assert pauses[:4] == [1, 2, 4, 8]
+    assert pauses[-1] == 60
