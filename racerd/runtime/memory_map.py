@@ -110,8 +110,8 @@ class MemoryMap:
 
         Both are multiples of HUGE_PAGE_BYTES, and the mapping begins at one of the file's. EINVAL
         tells of a kernel that cannot, or not there; others of memory that is short, torn to pieces,
-        or in use by a device right now. Some huge pages may be there then. Blocks for about 0.1 ms a MiB,
-        without the interpreter lock.
+        or in use by a device right now. Some huge pages may be there then. Blocks for about 0.1 ms
+        a MiB, without the interpreter lock.
         """
         with self.view():
             for at in range(start, stop, HUGE_PAGE_BYTES):
