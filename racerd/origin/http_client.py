@@ -37,6 +37,7 @@ from racerd.origin.failures import Transient, broken_protocol, unavailable
 _IDLE_CONNECTIONS_MAX = 32
 _IDLE_SECONDS_MAX = 30.0
 _DRAIN_BYTES_MAX = 64 * 1024
+_READ_BYTES = 64 * 1024  # Taken at first for a body of unknown length; doubled as it fills up.
 _PACE_WINDOW_SECONDS = 30.0
 _WAKE_BYTES = 1 << 20  # A thread that waits for a body is woken for so many bytes.
 
@@ -166,11 +167,19 @@ class Response:
 
     def read(self, bytes_max: int) -> bytes:
         """Returns the whole body if it is not longer than `bytes_max`, else its head."""
-        buffer = memoryview(bytearray(bytes_max))
+        buffer = bytearray(min(bytes_max, _READ_BYTES))
         filled = 0
-        while filled < bytes_max and (count := self.receive_into(buffer[filled:])):
+        while True:
+            if filled == len(buffer):
+                if filled == bytes_max:
+                    break
+                buffer.extend(bytes(min(filled, bytes_max - filled)))
+            with memoryview(buffer)[filled:] as room:
+                count = self.receive_into(room)
+            if not count:
+                break
             filled += count
-        return bytes(buffer[:filled])
+        return bytes(memoryview(buffer)[:filled])
 
     @property
     def reusable(self) -> bool:

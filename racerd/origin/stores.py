@@ -101,8 +101,11 @@ class Stores:
         return self._keep(bucket, lambda: self._make(bucket))
 
     def for_query(self, bucket: str, query: str) -> S3Store:
-        """A store whose empty path is the bucket, or the root, with `query` (S3 only; not kept)."""
-        return self._s3(bucket, f"?{query}#")
+        """A store whose empty path is the bucket, or the root, with `query` (S3 only). Kept, too:
+        making one reads all root certificates, and the same listings are asked for again."""
+        store = self._keep(f"{bucket}?{query}", lambda: self._s3(bucket, f"?{query}#"))
+        assert isinstance(store, S3Store)
+        return store
 
     def close(self) -> None:
         with self._lock:

@@ -146,6 +146,24 @@ def test_pages_follow_each_other(fake: FakeS3, origin: Origin) -> None:
     assert listed(origin, b"m/") == [key for key in KEYS if key.startswith(b"m/")]
 
 
+@pytest.mark.parametrize("count", [400, 1000, 4000])
+def test_a_long_page(fake: FakeS3, origin: Origin, count: int) -> None:
+    """Pages of 50 to 500 KiB: room is made as they come."""
+    fake.keys = [b"a-model-with-a-very-long-name/shard-%060d" % n for n in range(count)]
+    fake.page = count
+    assert listed(origin) == fake.keys
+    assert len(fake.queries) == 1
+
+
+def test_a_listing_that_was_asked_for_before_is_asked_for_again(
+    fake: FakeS3, origin: Origin
+) -> None:
+    """What is kept of a listing is how to ask, never the answer."""
+    assert listed(origin, b"m/") == [key for key in KEYS if key.startswith(b"m/")]
+    fake.keys = sorted([*KEYS, b"m/new"])
+    assert b"m/new" in listed(origin, b"m/")
+
+
 def test_a_listing_is_asked_for_as_far_as_it_is_read(fake: FakeS3, origin: Origin) -> None:
     entries = origin.list_objects(
         "bucket", b"", delimiter=None, after=None, deadline=Deadline.after(30)
