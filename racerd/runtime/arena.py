@@ -54,6 +54,7 @@ class FrameArena:
         self._free = list(range(self.slot_count - 1, -1, -1))
         self._ahead = PopulateAhead(
             self._map,
+            self.fd,
             ahead_bytes=_AHEAD_BYTES,
             first_bytes=_FIRST_BYTES,
             name="arena",

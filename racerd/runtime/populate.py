@@ -25,9 +25,10 @@ class PopulateAhead:
 
     `first_bytes` are touched in any case, from the beginning: a process that has just started has
     nothing better to do, whereas one that is busy pays for what it touches ahead.
-    The mapping begins where its file does, and gets huge pages. Where the kernel has none to give,
-    be it for a disk that reads or writes there right now, it is asked again later, a step at a
-    time, `retry_seconds` after the last and twice as much after each round that brought nothing.
+    The mapping is of all of `fd`, which stays open as long, and gets huge pages. Where the kernel
+    has none to give, be it for a disk that reads or writes there right now, it is asked again
+    later, a step at a time, `retry_seconds` after the last and twice as much after each round that
+    brought nothing.
     A context manager; leaving it waits for the step that runs. Stops for good where no memory is
     given at all.
     """
@@ -35,6 +36,7 @@ class PopulateAhead:
     def __init__(
         self,
         mapping: MemoryMap,
+        fd: int,
         *,
         ahead_bytes: int,
         name: str,
@@ -42,6 +44,7 @@ class PopulateAhead:
         retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         self._mapping = mapping
+        self._fd = fd
         self._huge = True
         self.huge_bytes = 0  # How much of what was touched is huge pages.
         self._refused: deque[int] = deque()  # Where steps begin that have small pages.
@@ -99,7 +102,7 @@ class PopulateAhead:
         last one, and keeps small ones."""
         if not self._huge or stop % HUGE_PAGE_BYTES:
             return False
-        refusal = self._mapping.collapse(start, stop)
+        refusal = self._mapping.collapse(self._fd, start, stop)
         if not refusal:
             self.huge_bytes += stop - start
         elif refusal == errno.EINVAL and not self.huge_bytes:

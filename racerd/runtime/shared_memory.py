@@ -52,7 +52,7 @@ class SharedMemory:
             os.ftruncate(self._fd, self.allocated_bytes)
             self._settled = self._map_settled()
             self._map = MemoryMap(self._fd, 0, self.allocated_bytes)
-            refusal = self._map.collapse(0, self.allocated_bytes)
+            refusal = self._map.collapse(self._fd, 0, self.allocated_bytes)
             self.page_kind = PageKind.BASE if refusal else PageKind.HUGE
             # What is not there yet, with an errno (never SIGBUS) where memory is out.
             os.posix_fallocate(self._fd, 0, self.allocated_bytes)

@@ -150,7 +150,7 @@ def test_huge_pages_hold_what_was_there() -> None:
     os.pwrite(fd, b"kept", HUGE_PAGE_BYTES)
     os.pwrite(fd, b"kept", 2 * HUGE_PAGE_BYTES + 5000)
     mapping = MemoryMap(fd, 0, 3 * HUGE_PAGE_BYTES)
-    if mapping.collapse(HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES) == 0:
+    if mapping.collapse(fd, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES) == 0:
         assert allocated_bytes(fd) == 2 * HUGE_PAGE_BYTES, "and not the first"
     with mapping.view() as view:
         held = bytes(view)
@@ -165,6 +165,6 @@ def test_a_kernel_without_huge_pages_costs_speed_only(
 ) -> None:
     monkeypatch.setattr(memory_map, "_MADV_COLLAPSE", 9999)  # As on kernels before 6.1.
     mapping = MemoryMap(fd, 0, SIZE)
-    assert mapping.collapse(0, SIZE) == errno.EINVAL
+    assert mapping.collapse(fd, 0, SIZE) == errno.EINVAL
     assert mapping.populate(0, SIZE) == 0
     mapping.close()

@@ -44,7 +44,7 @@ def mapping(descriptor: int) -> Iterator[MemoryMap]:
 
 
 def test_a_refusal_ends_the_thread_and_nothing_else(
-    mapping: MemoryMap, monkeypatch: pytest.MonkeyPatch
+    mapping: MemoryMap, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -54,7 +54,7 @@ def test_a_refusal_ends_the_thread_and_nothing_else(
 
     monkeypatch.setattr(MemoryMap, "collapse", lambda *_: errno.EINVAL)
     monkeypatch.setattr(MemoryMap, "populate", refuse)
-    with PopulateAhead(mapping, ahead_bytes=MIB, name="ahead") as ahead:
+    with PopulateAhead(mapping, descriptor, ahead_bytes=MIB, name="ahead") as ahead:
         ahead._thread.join(30)
         assert not ahead._thread.is_alive()
         ahead.need(32 * MIB)
@@ -62,7 +62,7 @@ def test_a_refusal_ends_the_thread_and_nothing_else(
 
 
 def test_it_goes_as_far_as_needed_and_no_further(
-    mapping: MemoryMap, monkeypatch: pytest.MonkeyPatch
+    mapping: MemoryMap, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[int, int]] = []
     enough = threading.Event()
@@ -75,7 +75,7 @@ def test_it_goes_as_far_as_needed_and_no_further(
 
     monkeypatch.setattr(MemoryMap, "collapse", lambda *_: errno.EINVAL)
     monkeypatch.setattr(MemoryMap, "populate", note)
-    ahead = PopulateAhead(mapping, ahead_bytes=8 * MIB, name="ahead")
+    ahead = PopulateAhead(mapping, descriptor, ahead_bytes=8 * MIB, name="ahead")
     ahead.need(16 * MIB)
     ahead.need(MIB)  # What was asked for before still holds.
     with ahead:
@@ -84,7 +84,7 @@ def test_it_goes_as_far_as_needed_and_no_further(
 
 
 def test_a_kernel_that_cannot_is_asked_for_huge_pages_once(
-    mapping: MemoryMap, monkeypatch: pytest.MonkeyPatch
+    mapping: MemoryMap, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     enough = threading.Event()
@@ -94,26 +94,28 @@ def test_a_kernel_that_cannot_is_asked_for_huge_pages_once(
             enough.set()
         return 0
 
-    def collapse(_: MemoryMap, start: int, __: int) -> int:
+    def collapse(_: MemoryMap, __: int, start: int, ___: int) -> int:
         asked.append(start)
         return errno.EINVAL
 
     monkeypatch.setattr(MemoryMap, "collapse", collapse)
     monkeypatch.setattr(MemoryMap, "populate", populate)
-    with PopulateAhead(mapping, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0) as ahead:
+    with PopulateAhead(
+        mapping, descriptor, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0
+    ) as ahead:
         assert enough.wait(30)
         assert ahead.huge_bytes == 0
     assert asked == [0]
 
 
 def test_huge_pages_that_were_refused_are_asked_for_again(
-    mapping: MemoryMap, monkeypatch: pytest.MonkeyPatch
+    mapping: MemoryMap, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that writes from the memory makes the kernel refuse; it will have ended later on."""
     asked: list[int] = []
     enough = threading.Event()
 
-    def collapse(_: MemoryMap, start: int, __: int) -> int:
+    def collapse(_: MemoryMap, __: int, start: int, ___: int) -> int:
         asked.append(start)
         if start in (16 * MIB, 40 * MIB) and asked.count(start) < 4:
             return errno.EAGAIN
@@ -122,14 +124,16 @@ def test_huge_pages_that_were_refused_are_asked_for_again(
         return 0
 
     monkeypatch.setattr(MemoryMap, "collapse", collapse)
-    with PopulateAhead(mapping, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0) as ahead:
+    with PopulateAhead(
+        mapping, descriptor, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0
+    ) as ahead:
         assert enough.wait(30)
     assert ahead.huge_bytes == mapping.nbytes
     assert sorted(asked) == sorted([*range(0, 64 * MIB, 8 * MIB), *[16 * MIB, 40 * MIB] * 3])
 
 
-def test_what_stays_refused_is_asked_for_less_and_less(mapping: MemoryMap) -> None:
-    ahead = PopulateAhead(mapping, ahead_bytes=MIB, name="ahead", retry_seconds=1)
+def test_what_stays_refused_is_asked_for_less_and_less(mapping: MemoryMap, descriptor: int) -> None:
+    ahead = PopulateAhead(mapping, descriptor, ahead_bytes=MIB, name="ahead", retry_seconds=1)
     assert ahead._pause_seconds() is None
     ahead._refused.extend([0, 8 * MIB])
     pauses = []
