@@ -21,7 +21,8 @@ from racer.loading import TensorStream, load
 from racer.loading.plan import Chunk, LoadPlan
 from racer.loading.sharing import Sharing, share_of
 from racer.models import SourceFile
-from tests.support.memory_source import MemorySource
+from racer.window import windows_count
+from tests.support.memory_source import MemoryShare, MemorySource
 from tests.support.safetensors_bytes import model_file
 
 MIB = 1 << 20
@@ -154,6 +155,47 @@ def lies_in_shared_memory(array: np.ndarray) -> bool:
         if start <= address < stop:
             return "memfd:share" in rest
     raise AssertionError("an array outside of the process's memory")
+
+
+def test_what_is_at_hand_of_a_file_is_mapped_together() -> None:
+    """R35: one mapping for a run of a file, over its pieces, and so for tensors that lie in two.
+
+    Small tensors are copied out of it, and nothing is asked for twice.
+    """
+    layout = {f"t{n}": ("U8", [2 * MIB + 4096]) for n in range(8)} | {"small": ("F32", [1000])}
+    files, contents = {}, {}
+    for name in ("m-1.safetensors", "m-2.safetensors"):
+        files[name], held = model_file({f"{name}.{t}": kind for t, kind in layout.items()})
+        contents |= held
+    source = MemorySource(files, share_bytes=3 * MIB, at_hand=True)
+    gc.collect()
+    before = windows_count()
+    with stream_of(source, chunk_bytes=3 * MIB) as stream:
+        loaded = dict(stream)
+    assert {name: array.tobytes() for name, array in loaded.items()} == contents
+    assert windows_count() - before == len(files)
+    assert len(source.shared) == len(set(source.shared)) == 2 * 6
+    for name, array in loaded.items():
+        assert lies_in_shared_memory(array) == (array.nbytes >= MIB), name
+
+
+def test_a_run_at_hand_ends_where_it_is_too_long_or_has_a_hole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R35: what is not at hand is waited for; each byte is right on both sides."""
+    monkeypatch.setattr("racer.loading.pipeline._RUN_BYTES", 4 * MIB)
+    content, contents = model_file({f"t{n}": ("U8", [MIB + 4096]) for n in range(12)})
+
+    class Holed(MemorySource):
+        def shared_at_hand(self, file: SourceFile, at: int) -> MemoryShare | None:
+            return None if at // (2 * MIB) in (3, 5) else self.share(file, at)
+
+    wanted = [name for name in contents if name != "t2"]
+    for filter in (None, lambda name: name != "t2"):
+        source = Holed({"m.safetensors": content}, share_bytes=2 * MIB)
+        loaded = dict(stream_of(source, chunk_bytes=2 * MIB, filter=filter))
+        assert list(loaded) == (wanted if filter else list(contents))
+        assert all(array.tobytes() == contents[name] for name, array in loaded.items())
 
 
 def test_tensors_are_written_to_like_any_others() -> None:
@@ -296,8 +338,11 @@ def test_what_one_chunk_uses_is_not_closed_by_another() -> None:
 
 
 @pytest.mark.parametrize("at_hand", [True, False])
-def test_what_is_kept_for_chunks_to_come_is_closed_with_the_stream(at_hand: bool) -> None:
+def test_what_is_kept_for_chunks_to_come_is_closed_with_the_stream(
+    monkeypatch: pytest.MonkeyPatch, at_hand: bool
+) -> None:
     """At once, and not when the garbage is collected."""
+    monkeypatch.setattr("racer.loading.pipeline._RUN_BYTES", 256 << 10)
     files, _ = model()
     source = MemorySource(files, share_bytes=8 * MIB, at_hand=at_hand)
     stream = stream_of(source, chunk_bytes=256 << 10, in_flight=1)
@@ -312,7 +357,8 @@ import gc, os, random, signal
 from pathlib import Path
 from racer.loading import TensorStream
 from racer.window import windows_count
-from tests.support.memory_source import MemorySource
+from racer.window import windows_count
+from tests.support.memory_source import MemoryShare, MemorySource
 from tests.support.safetensors_bytes import model_file
 from tests.support.threads import join_others
 

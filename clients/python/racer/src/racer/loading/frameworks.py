@@ -99,9 +99,12 @@ class Framework(Protocol):
     def maps(self, info: TensorInfo) -> bool:
         """Whether a tensor that passed `check` is better mapped than copied."""
 
-    def map_whole(self, infos: Sequence[TensorInfo], share: SourceShare) -> list[Building] | None:
-        """Makes tensors that are to be mapped, of which `share` holds every byte, as views of one
-        mapping. None where the process has no more room for one: they are made one by one."""
+    def map_whole(
+        self, infos: Sequence[TensorInfo], shares: Sequence[SourceShare]
+    ) -> list[Building] | None:
+        """Makes tensors of which `shares`, which adjoin each other, hold every byte: those that
+        are better mapped as views of one mapping, the others by copying. None where the process has
+        no more room for a mapping: they are made one by one."""
 
     def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
         """Memory for the calling thread to read into, near where the tensors are."""
@@ -190,24 +193,35 @@ class _Whole:
 
 
 def _mapped_whole(
+    framework: Framework,
     infos: Sequence[TensorInfo],
-    share: SourceShare,
+    shares: Sequence[SourceShare],
     make: Callable[[memoryview, int, TensorInfo], Any],
 ) -> list[Building] | None:
     """`make(memory, offset, info)` gives a tensor as a view of memory, which it keeps alive.
 
     One mapping for all of them costs what one for each would cost. It stays until the last of them
-    is dropped: as does the piece of shared memory behind it in any case.
+    is dropped: as do the pieces of shared memory behind it.
     """
     start, stop = min(info.start for info in infos), max(info.stop for info in infos)
     try:
         window = Window(start, stop)
-        window.map_shared(share.fileno(), share.start, share.start, share.stop)
+        for share in shares:
+            window.map_shared(share.fileno(), share.start, share.start, share.stop)
     except MemoryUnavailable as error:
         _say_once(error)
         return None
     memory = window.view()
-    return [_Whole(make(memory, info.start - start, info)) for info in infos]
+    made: list[Building] = []
+    for info in infos:
+        at = info.start - start
+        if framework.maps(info):
+            made.append(_Whole(make(memory, at, info)))
+        else:
+            copied = framework.build(info)
+            copied.fill(0, memory[at : at + info.nbytes])
+            made.append(_Whole(copied.tensor))
+    return made
 
 
 def _in_window(info: TensorInfo, make: Callable[[memoryview], Any]) -> Building | None:
@@ -288,8 +302,10 @@ class NumpyFramework(_OnHost):
     def maps(self, info: TensorInfo) -> bool:
         return _worth_mapping(info, self._dtype(info.dtype).itemsize)
 
-    def map_whole(self, infos: Sequence[TensorInfo], share: SourceShare) -> list[Building] | None:
-        return _mapped_whole(infos, share, self._over)
+    def map_whole(
+        self, infos: Sequence[TensorInfo], shares: Sequence[SourceShare]
+    ) -> list[Building] | None:
+        return _mapped_whole(self, infos, shares, self._over)
 
 
 class TorchFramework:
@@ -352,8 +368,10 @@ class TorchFramework:
         dtype, _ = self._type_of(info)
         return _worth_mapping(info, dtype.itemsize)
 
-    def map_whole(self, infos: Sequence[TensorInfo], share: SourceShare) -> list[Building] | None:
-        return _mapped_whole(infos, share, self._over)
+    def map_whole(
+        self, infos: Sequence[TensorInfo], shares: Sequence[SourceShare]
+    ) -> list[Building] | None:
+        return _mapped_whole(self, infos, shares, self._over)
 
     def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
         if self._device.type == "cuda":

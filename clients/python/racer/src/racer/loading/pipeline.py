@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -32,6 +32,10 @@ from racer.loading.plan import Chunk, LoadPlan
 from racer.loading.sharing import Sharing, add_rungs, share_of
 from racer.models.source import Source, SourceShare
 from racer.workers import NOTICE_SECONDS, WorkerGroup
+
+# So much of a file is mapped together: the mapping costs next to nothing, and stays until the last
+# tensor in it is dropped.
+_RUN_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,7 @@ class Pipeline:
 
         Raises what ended a read, be it of this chunk or of a later one.
         """
-        if not self._started:
-            done = self._map_at_hand(self._plan.chunks[index])
-            if done is not None:
-                return done
+        if not self._started and index not in self._early and not self._map_at_hand(index):
             self._start_at(index)
         while index not in self._early:
             try:
@@ -120,10 +121,47 @@ class Pipeline:
         if self._started:
             self._let_one_start()
 
-    def _map_at_hand(self, chunk: Chunk) -> ChunkDone | None:
-        """Maps a chunk whose memory is all here already, which takes no waiting. None where some of
-        it is not. Only while there are no threads."""
-        return self._read(chunk, None) if self._sharing.is_at_hand(chunk) else None
+    def _map_at_hand(self, index: int) -> bool:
+        """Maps chunks from `index` on whose memory is all here already, which takes no waiting.
+        False where there is none. Only while there are no threads."""
+        run = self._run_at_hand(index)
+        if run:
+            with self._shares_of(run) as shares:
+                self._map_whole([piece.tensor for chunk in run for piece in chunk.pieces], shares)
+        for number, chunk in enumerate(run, index):
+            self._early[number] = self._read(chunk, None)
+        return bool(run)
+
+    def _run_at_hand(self, index: int) -> list[Chunk]:
+        """Chunks of one file, each beginning where the one before it ends."""
+        run: list[Chunk] = []
+        for chunk in self._plan.chunks[index:]:
+            if run and (
+                chunk.file is not run[0].file
+                or chunk.start != run[-1].stop
+                or chunk.stop - run[0].start > _RUN_BYTES
+            ):
+                break
+            if not self._sharing.is_at_hand(chunk):
+                break
+            run.append(chunk)
+        return run
+
+    @contextmanager
+    def _shares_of(self, run: Sequence[Chunk]) -> Iterator[list[SourceShare]]:
+        """All shared memory of a run that is at hand."""
+        file, at = run[0].file, run[0].start
+        held: list[tuple[int, SourceShare]] = []
+        try:
+            while at < run[-1].stop:
+                share = self._sharing.there(file, at)
+                assert share is not None, "what is at hand is there"
+                held.append((at, share))
+                at = share.stop
+            yield [share for _, share in held]
+        finally:
+            for at, share in held:
+                self._sharing.put_back(file, at, share)
 
     def close(self) -> None:
         """Ends every thread. An interrupt meanwhile is raised once that is done."""
@@ -164,7 +202,7 @@ class Pipeline:
                 share = self._sharing.there(chunk.file, at)
                 if share is None:
                     assert landing is not None, "what is at hand is there"
-                    self._workers.start_rest()  # There is something to wait for.
+                    self._workers.start_more()  # There is something to wait for.
                     share = self._sharing.piece(chunk.file, at)
                 try:
                     if share is not None:
@@ -195,27 +233,26 @@ class Pipeline:
             for piece in chunk.pieces
             if (begin := chunk.start + piece.chunk_offset) < stop and start < begin + piece.length
         ]
-        self._map_whole([piece.tensor for piece, _ in parts], share)
+        self._map_whole([piece.tensor for piece, _ in parts], [share])
         for piece, begin in parts:
             self._of(piece.tensor).take(share, max(begin, start), min(begin + piece.length, stop))
         add_rungs(rungs, share_of(share.rungs, stop - start))
         return stop, time.perf_counter() - began
 
-    def _map_whole(self, numbers: Sequence[int], share: SourceShare) -> None:
-        """Makes those of the tensors that `share` holds from their first byte to their last, and
-        that are to be mapped: together. The others, and those begun before, are left as they are.
-        """
+    def _map_whole(self, numbers: Iterable[int], shares: Sequence[SourceShare]) -> None:
+        """Makes those of the tensors that `shares` hold from their first byte to their last:
+        together, where several are to be mapped. Those begun before are left as they are."""
+        start, stop = shares[0].start, shares[-1].stop
         with self._building_lock:
             wanted = {
                 number: info
                 for number in numbers
                 if number not in self._building
-                and share.start <= (info := self._plan.tensors[number].info).start
-                and info.stop <= share.stop
-                and self._framework.maps(info)
+                and start <= (info := self._plan.tensors[number].info).start
+                and info.stop <= stop
             }
-            if len(wanted) > 1:
-                made = self._framework.map_whole(list(wanted.values()), share)
+            if sum(map(self._framework.maps, wanted.values())) > 1:
+                made = self._framework.map_whole(list(wanted.values()), shares)
                 self._building.update(zip(wanted, made or (), strict=made is not None))
 
     def _copy(
