@@ -123,13 +123,11 @@ class Benchmark:
     def _load(self, lane: Lane) -> tuple[Run, str]:
         with contextlib.ExitStack() as stack:
             place = stack.enter_context(self._scene.ready(lane.state))
-            worker = stack.enter_context(self._worker(lane, place))
             if lane.state is State.RACERD_SHARED:
-                # Right before: ranks start together, and what nobody has used for seconds is no
-                # more in this machine's memory than free memory is (see `worker`).
                 holder = stack.enter_context(self._worker(lane, place))
                 holder.load()
                 holder.verify()
+            worker = stack.enter_context(self._worker(lane, place))
             place.touch()
             daemon = place.daemon
             spent = cpu_seconds(daemon) if daemon else 0.0

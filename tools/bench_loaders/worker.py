@@ -156,7 +156,8 @@ def _restart_peak() -> None:
 
 
 class WarmMemory:
-    """Touches memory in a thread, while imports go on; `give_back` waits for it and frees it."""
+    """Touches memory in a thread, while imports go on; `wait` until that is done, and `give_back`
+    frees it."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory: mmap.mmap | None = None
@@ -181,8 +182,10 @@ class WarmMemory:
         back_with_huge_pages(self._shared, shared_bytes)
         os.posix_fallocate(self._shared, 0, shared_bytes)  # A kernel before 6.1.
 
-    def give_back(self) -> None:
+    def wait(self) -> None:
         self._thread.join()
+
+    def give_back(self) -> None:
         os.close(self._shared)
         if self._memory is not None:
             self._memory.close()
@@ -228,6 +231,7 @@ def _cpu_seconds() -> float:
 def run(job: dict[str, Any]) -> None:
     warm = WarmMemory(int(job.get("warm_bytes", 0)))
     load = _LOADERS[job["loader"]](job["source"], **job.get("options", {}))
+    warm.wait()
     _say(ready=True)
     if sys.stdin.readline() != "go\n":
         raise RuntimeError("the benchmark ended before this load began")
