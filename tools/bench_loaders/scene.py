@@ -186,6 +186,8 @@ class Scene:
                 with client.shared(entry.url) as pieces:
                     for chunk in pieces.chunks:
                         bytes(chunk.view[:: mmap.PAGESIZE])
+                    if not pieces.chunks:  # The index, which nobody shares.
+                        client.read(entry.url)
 
     @staticmethod
     def _read_all(daemon: DaemonProcess) -> None:

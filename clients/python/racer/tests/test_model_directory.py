@@ -6,13 +6,12 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from clients.python.racer.tests.fake_daemon import FakeDaemon, error
-from racer.errors import Corrupt, NotFound, VersionChanged
+from racer.errors import NotFound, VersionChanged
 from racer.models import ModelDirectory, SourceFile, open_source
 from racer.models.local import LocalSource
 from racer.safetensors import SafetensorsError
@@ -309,61 +308,3 @@ def test_headers_are_read_side_by_side_where_there_is_something_to_wait_for(
     model = ModelDirectory.open(Source(files, at_hand=at_hand))
     assert [shard.file.name for shard in model.shards] == names
     assert len(readers) == threads
-
-
-def indexed(weight_map: Mapping[str, str], *more: str) -> dict[str, bytes]:
-    """A model's files by name: an index, shards with a tensor each, and `more` weight files."""
-    shards = {
-        file: model_file({tensor: ("U8", [5])})[0]
-        for tensor, file in [*weight_map.items(), *((name, name) for name in more)]
-    }
-    index = json.dumps({"weight_map": dict(weight_map)}).encode()
-    return {"model.safetensors.index.json": index, **shards}
-
-
-def test_shards_are_looked_for_while_the_index_is_waited_for() -> None:
-    """R37: each once, whoever looks."""
-    weight_map = {f"t{n}": f"model-{n}.safetensors" for n in (1, 2, 10)}
-    looked_for: list[str] = []
-    third = threading.Event()
-
-    class Source(MemorySource):
-        def find(self, name: str) -> SourceFile | None:
-            looked_for.append(name)
-            if len(looked_for) == 3:
-                third.set()
-            return super().find(name)
-
-        def read_whole(self, name: str, bytes_max: int) -> tuple[SourceFile, bytes | None] | None:
-            assert third.wait(60)
-            return SourceFile(name, name, len(self.files[name]), "1"), self.files[name]
-
-    model = ModelDirectory.open(Source(indexed(weight_map)))
-    assert [shard.file.name for shard in model.shards] == list(weight_map.values())
-    assert looked_for == list(weight_map.values())
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_what_goes_wrong_while_looking_ahead_counts_where_it_matters(named: bool) -> None:
-    """R37, L14: a file that the index names must be readable, and one that it does not need not."""
-    files = indexed({"t": "model-1.safetensors"}, "model-0.safetensors")
-    broken = "model-1.safetensors" if named else "model-0.safetensors"
-    tried = threading.Event()
-
-    class Source(MemorySource):
-        def find(self, name: str) -> SourceFile | None:
-            if name == broken:
-                tried.set()
-                raise Corrupt(name)
-            return super().find(name)
-
-        def read_whole(self, name: str, bytes_max: int) -> tuple[SourceFile, bytes | None] | None:
-            assert tried.wait(60)
-            return SourceFile(name, name, len(self.files[name]), "1"), self.files[name]
-
-    if named:
-        with pytest.raises(Corrupt):
-            ModelDirectory.open(Source(files), extra_shards="ignore")
-    else:
-        model = ModelDirectory.open(Source(files), extra_shards="ignore")
-        assert [shard.file.name for shard in model.shards] == ["model-1.safetensors"]

@@ -59,8 +59,8 @@ def test_the_rest_is_started_when_it_is_wanted() -> None:
     group.start()
     assert count.acquire(timeout=60)
     assert sum(t.name.startswith("group-") for t in threading.enumerate()) == 2  # And the keeper.
-    group.start_more()
-    group.start_more()
+    group.start_rest()
+    group.start_rest()
     for _ in range(2):
         assert count.acquire(timeout=60)
     group.end()
@@ -77,7 +77,7 @@ def test_as_many_of_the_rest_as_there_is_work_for() -> None:
 
     group = WorkerGroup("group", 8, work, go.set, one_first=True)
     group.start()
-    group.start_more(3)
+    group.start_rest(3)
     for _ in range(3):
         assert count.acquire(timeout=60)
     group.end()
@@ -89,7 +89,7 @@ def test_a_rest_that_is_never_wanted_is_never_started() -> None:
     group = WorkerGroup("group", 3, lambda: done.append(1), lambda: None, one_first=True)
     group.start()
     group.wait()
-    group.start_more()  # Too late to mean anything.
+    group.start_rest()  # Too late to mean anything.
     group.end()
     assert done == [1]
     nothing = WorkerGroup("group", 0, lambda: done.append(1), lambda: None, one_first=True)

@@ -27,13 +27,13 @@ class _Word(Enum):
 
     STOP = "stop"
     RETURNED = "a worker has returned"
-    MORE = "more threads are wanted"
+    MORE = "the rest is wanted"
 
 
 class WorkerGroup:
     """`count` threads that run `work`; `stop` makes it return soon, and may be called early.
 
-    With `one_first` there is one thread until `start_more` is called, maybe by that one.
+    With `one_first` there is one thread until `start_rest` is called, maybe by that one.
     `stop` runs in the keeper thread, at most once, and only where `end` asks before `work` has
     returned in every thread, where `owner` is gone before that, or where a thread could not be
     started: `failure` tells then. Neither `work` nor `stop` may keep the owner alive.
@@ -53,11 +53,12 @@ class WorkerGroup:
         self._count = count
         self._work = work
         self._stop = stop
-        self._wanted = min(1, count) if one_first else count
+        self._first = min(1, count) if one_first else count
         self._inbox: SimpleQueue[_Word | weakref.ref[object]] = SimpleQueue()
         # The owner's destructor ends the group, and an interrupt may hit it before it does. This
         # call has no step of Python's in it, so nothing can come between.
         self._owner = weakref.ref(owner, self._inbox.put) if owner is not None else None
+        self._rest_asked = False
         self._asked = False
         self._ended = False
         self._gate = _thread.allocate_lock()
@@ -73,11 +74,13 @@ class WorkerGroup:
             self._asked = False
             raise
 
-    def start_more(self, wanted: int | None = None) -> None:
-        """Asks for threads until there are `wanted`, or all. Any thread; it never makes fewer."""
-        wanted = self._count if wanted is None else min(wanted, self._count)
-        if wanted > self._wanted:
-            self._wanted = wanted
+    def start_rest(self, count_max: int | None = None) -> None:
+        """Asks for the other threads, `count_max` of all at most. Any thread; asked again it does
+        nothing."""
+        if not self._rest_asked:
+            self._rest_asked = True
+            if count_max is not None:
+                self._count = min(self._count, count_max)
             self._inbox.put(_Word.MORE)
 
     def wait(self) -> None:
@@ -117,7 +120,7 @@ class WorkerGroup:
     def _keep(self) -> None:
         threads: list[threading.Thread] = []
         try:
-            self._start_up_to(self._wanted, threads)
+            self._start_up_to(self._first, threads)
             returned = 0
             while returned < len(threads):
                 word = self._inbox.get()
@@ -125,7 +128,7 @@ class WorkerGroup:
                     self._stop()
                     break
                 if word is _Word.MORE:
-                    self._start_up_to(self._wanted, threads)
+                    self._start_up_to(self._count, threads)
                 else:
                     returned += 1
         except RuntimeError as error:

@@ -202,7 +202,7 @@ class Pipeline:
                 share = self._sharing.there(chunk.file, at)
                 if share is None:
                     assert landing is not None, "what is at hand is there"
-                    self._workers.start_more()  # There is something to wait for.
+                    self._workers.start_rest()  # There is something to wait for.
                     share = self._sharing.piece(chunk.file, at)
                 try:
                     if share is not None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from racer.models.names import (
     ExtraShards,
     ShardNames,
     find_index,
-    likely_shards,
     read_index_untrusted,
     with_index,
     without_index,
@@ -128,20 +126,13 @@ class _Choice:
     weight_map: Mapping[str, str] = field(default_factory=dict)
 
 
-def _choose(
-    source: Source,
-    only: str | None,
-    extra_shards: ExtraShards,
-    look_ahead: Callable[[Sequence[str]], None],
-) -> _Choice:
-    """`look_ahead` is told what an index will most likely name, before that is read."""
+def _choose(source: Source, only: str | None, extra_shards: ExtraShards) -> _Choice:
     if only is not None:
         return _Choice(ShardNames((only,)))
     names = source.names()
     index = find_index(names)
     if index is None:
         return _Choice(_located(source.location, lambda: without_index(names)))
-    look_ahead(likely_shards(names, index))
     weight_map = _read_index(source, index)
     shards = _located(source.location, lambda: with_index(names, weight_map, extra_shards))
     return _Choice(shards, index, weight_map)
@@ -166,9 +157,8 @@ def _read_index(source: Source, name: str) -> dict[str, str]:
 
 
 class _Opening:
-    """Opens a model in threads of its own: one chooses the files and reads their headers. While it
-    waits for an index, a second one looks for the files that this will name; as soon as a header
-    has to be waited for, others help. Headers come in the order of the names.
+    """Opens a model in threads of its own: one chooses the files and reads their headers; as soon
+    as that has something to wait for, others help. Headers come in the order of the names.
 
     What another reader of the node shares is read faster by one thread than by several, which
     would wait for each other at the interpreter's lock and for the same daemon.
@@ -181,13 +171,10 @@ class _Opening:
         self._workers = WorkerGroup(
             "racer-model", _HEADERS_AT_ONCE, self._work, source.cancel, one_first=True
         )
-        self._lock = threading.Lock()
-        self._choosing = False
         self._choice: _Choice | None = None
         self._names: Sequence[str] = ()
-        self._likely: Sequence[str] = ()
+        self._lock = threading.Lock()
         self._following = 0
-        self._found: dict[str, Future[SourceFile | None]] = {}
         self._opened: dict[int, tuple[SourceFile, Header]] = {}
         self._errors: dict[int, BaseException] = {}
 
@@ -207,23 +194,14 @@ class _Opening:
     def _work(self) -> None:
         index: int | None = _CHOOSING
         try:
-            if self._is_first():
-                self._choice = _choose(
-                    self._source, self._only, self._extra_shards, self._look_ahead
-                )
+            if self._choice is None:  # The first thread; there is no other one before it is done.
+                self._choice = _choose(self._source, self._only, self._extra_shards)
                 self._names = self._choice.shards.names
-            elif self._choice is None:
-                self._find_likely()
             while (index := self._next()) is not None:
-                self._opened[index] = self._read(self._names[index])
+                self._opened[index] = self._read(self._names[index], self._choice.weight_map)
         except BaseException as error:  # noqa: BLE001 - raised again by `run`
             assert index is not None
             self._errors[index] = error
-
-    def _is_first(self) -> bool:
-        with self._lock:
-            first, self._choosing = not self._choosing, True
-            return first
 
     def _next(self) -> int | None:
         with self._lock:
@@ -232,40 +210,12 @@ class _Opening:
             self._following += 1
             return self._following - 1
 
-    # --- finding files ----------------------------------------------------------------------
-
-    def _look_ahead(self, likely: Sequence[str]) -> None:
-        self._likely = likely
-        if likely:
-            self._workers.start_more(2)
-
-    def _find_likely(self) -> None:
-        """Until the choice is made: from then on every thread knows better what to do."""
-        for name in self._likely:
-            if self._choice is not None or self._find(name).exception() is not None:
-                return
-
-    def _find(self, name: str) -> Future[SourceFile | None]:
-        """Asks once for each name; whoever comes second waits for the first."""
-        with self._lock:
-            found = self._found.get(name)
-            mine = found is None
-            if found is None:
-                found = self._found[name] = Future()
-        if mine:
-            try:
-                found.set_result(self._source.find(name))
-            except BaseException as error:  # noqa: BLE001 - raised where the file is needed
-                found.set_exception(error)
-        return found
-
-    def _read(self, name: str) -> tuple[SourceFile, Header]:
-        file = self._find(name).result()
+    def _read(self, name: str, weight_map: Mapping[str, str]) -> tuple[SourceFile, Header]:
+        file = self._source.find(name)
         if file is None or not self._source.is_at_hand(file):
-            self._workers.start_more(len(self._names))
+            self._workers.start_rest(len(self._names))
         if file is None:
-            assert self._choice is not None, "there are names once there is a choice"
-            mapped = sum(held == name for held in self._choice.weight_map.values())
+            mapped = sum(held == name for held in weight_map.values())
             raise SafetensorsError(
                 f"the index maps {mapped} tensors to it, and it is not there"
                 if mapped

@@ -70,14 +70,6 @@ def find_index(names: Iterable[str]) -> str | None:
     return candidates[0] if candidates else None
 
 
-def likely_shards(names: Iterable[str], index: str) -> list[str]:
-    """Those of `names` that `index` will most likely map tensors to, going by its own name; in
-    natural order. A guess: nothing is read or refused for it."""
-    stem = index.removesuffix(INDEX_SUFFIX)
-    found = (name for name in names if name.startswith(stem) and name.endswith(SUFFIX))
-    return sorted(found, key=natural_key)
-
-
 def read_index_untrusted(text: bytes) -> dict[str, str]:
     """The tensors of an index, and the file each is in. Raises SafetensorsError."""
     try:
