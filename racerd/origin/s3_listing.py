@@ -44,6 +44,7 @@ _ERROR_BYTES_MAX = 16 * KIB
 _SORTED_ENTRIES_MAX = 1_000_000
 _SIGNED_FOR = timedelta(minutes=5)
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{3,64})</Code>")
+_TOKEN = "continuation-token"
 _TREES = ("SeaweedFS",)  # Servers, by their Server field, that list in tree order.
 
 Entry = ListedObject | ListedPrefix
@@ -167,9 +168,9 @@ class S3Lister:
             yield page
             if page.token is None:
                 return
-            if page.token == fields.get("continuation-token"):
+            if page.token == fields.get(_TOKEN):
                 raise broken_protocol("the next page is the same page", self._requests.where)
-            fields["continuation-token"] = page.token
+            fields[_TOKEN] = page.token
 
     def _get(self, bucket: str, query: str, about: ObjectId, call: Call) -> tuple[bytes, str]:
         """Returns the body and the Server field of one GET, signed anew for each attempt (F62)."""
@@ -186,7 +187,8 @@ class S3Lister:
         return self._retries.run(attempt, call)
 
     def _signed(self, bucket: str, query: str, about: ObjectId, call: Call) -> str:
-        store = self._stores.for_query(bucket, query)
+        # The beginnings of listings are asked for again and again; what follows has a token in it.
+        store = self._stores.for_query(bucket, query, keep=_TOKEN not in query)
         url: str = self._requests.run(
             lambda: obstore.sign_async(store, "GET", "", _SIGNED_FOR), about, call
         )

@@ -41,6 +41,7 @@ _ENDPOINTS = {
 }
 _CREDENTIALS = ("access_key_id", "account_key", "sas", "bearer_token", "service_account_file")
 _KEPT_MAX = 64
+_PROFILE_TTL = timedelta(minutes=10)
 # obstore resumes a broken body at its offset under the same ETag, and checks both; this bounds how
 # often, and how often it asks again. Further attempts are ours, and counted (`retries`).
 _OBSTORE_RETRIES = 2
@@ -100,9 +101,11 @@ class Stores:
         """The store of a whole bucket."""
         return self._keep(bucket, lambda: self._make(bucket))
 
-    def for_query(self, bucket: str, query: str) -> S3Store:
-        """A store whose empty path is the bucket, or the root, with `query` (S3 only). Kept, too:
-        making one reads all root certificates, and the same listings are asked for again."""
+    def for_query(self, bucket: str, query: str, *, keep: bool) -> S3Store:
+        """A store whose empty path is the bucket, or the root, with `query` (S3 only). With `keep`
+        it is there the next time: making one reads all root certificates."""
+        if not keep:
+            return self._s3(bucket, f"?{query}#")
         store = self._keep(f"{bucket}?{query}", lambda: self._s3(bucket, f"?{query}#"))
         assert isinstance(store, S3Store)
         return store
@@ -225,7 +228,9 @@ class Stores:
             ) from None
         try:
             session = Session(profile_name=named)  # type: ignore[no-untyped-call]
-            return Boto3CredentialProvider(session=session)
+            # obstore asks again five minutes before the end of this; botocore hands nothing out
+            # that ends within ten.
+            return Boto3CredentialProvider(session=session, ttl=_PROFILE_TTL)
         except BotoCoreError as error:
             raise ConfigError([f"profile: {error}"]) from error
 

@@ -18,6 +18,7 @@ from racerd.runtime.memory_map import HUGE_PAGE_BYTES, MemoryMap
 _STEP_BYTES = 8 << 20
 _RETRY_SECONDS = 0.1
 _RETRY_SECONDS_MAX = 60.0
+_TRIES_AT_ONE_PACE = 8  # Each may have the kernel move memory around.
 
 
 class PopulateAhead:
@@ -27,7 +28,7 @@ class PopulateAhead:
     nothing better to do, whereas one that is busy pays for what it touches ahead.
     The mapping is of all of `fd`, which stays open as long, and gets huge pages. Where the kernel
     has none to give, be it for a disk that reads or writes there right now, it is asked again
-    later, a step at a time, `retry_seconds` after the last and twice as much after each round that
+    later, a step at a time, `retry_seconds` after the last and twice as much after every few that
     brought nothing.
     A context manager; leaving it waits for the step that runs. Stops for good where no memory is
     given at all.
@@ -105,10 +106,8 @@ class PopulateAhead:
         refusal = self._mapping.collapse(self._fd, start, stop)
         if not refusal:
             self.huge_bytes += stop - start
-        elif refusal == errno.EINVAL and not self.huge_bytes:
-            # This kernel cannot, and will not learn it.
-            self._huge = False
-            self._refused.clear()
+        elif refusal == errno.EINVAL and not self.huge_bytes and not self._refused:
+            self._huge = False  # This kernel cannot, and will not learn it.
         else:
             self._refused.append(start)
         return not refusal
@@ -117,8 +116,8 @@ class PopulateAhead:
         """How long nothing may happen before `_ask_again`. None where nothing was refused."""
         if not self._refused:
             return None
-        futile_rounds = self._futile // len(self._refused)
-        return min(self._retry_seconds * 2.0 ** min(futile_rounds, 16), _RETRY_SECONDS_MAX)
+        doubled = min(self._futile // _TRIES_AT_ONE_PACE, 16)
+        return min(self._retry_seconds * 2.0**doubled, _RETRY_SECONDS_MAX)
 
     def _ask_again(self) -> None:
         start = self._refused.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, quote_plus
 
 import pytest
@@ -13,6 +14,7 @@ from racerd.config.origin_options import OriginOptions, Secret
 from racerd.errors import RacerError
 from racerd.origin.factory import make_origin
 from racerd.origin.protocol import ListedObject, ListedPrefix, Origin
+from racerd.origin.stores import Stores
 from racerd.runtime.deadline import Deadline
 from racerd.telemetry import Metrics
 from tests.servers.obstore_rest import no_sockets_left
@@ -162,6 +164,25 @@ def test_a_listing_that_was_asked_for_before_is_asked_for_again(
     assert listed(origin, b"m/") == [key for key in KEYS if key.startswith(b"m/")]
     fake.keys = sorted([*KEYS, b"m/new"])
     assert b"m/new" in listed(origin, b"m/")
+
+
+def test_what_asks_for_a_listing_is_made_once(
+    fake: FakeS3, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its beginning, that is; what follows is asked for with a token, which is never kept."""
+    made: list[str] = []
+    real = Stores._s3
+
+    def making(self: Stores, bucket: str, suffix: str) -> Any:
+        made.append(suffix)
+        return real(self, bucket, suffix)
+
+    monkeypatch.setattr(Stores, "_s3", making)
+    for _ in range(3):
+        assert listed(origin) == KEYS
+    pages = -(-len(KEYS) // fake.page)
+    assert len([suffix for suffix in made if "continuation-token" not in suffix]) == 1
+    assert len(made) == 1 + 3 * (pages - 1)
 
 
 def test_a_listing_is_asked_for_as_far_as_it_is_read(fake: FakeS3, origin: Origin) -> None:

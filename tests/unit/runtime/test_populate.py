@@ -137,7 +137,30 @@ def test_what_stays_refused_is_asked_for_less_and_less(mapping: MemoryMap, descr
     assert ahead._pause_seconds() is None
     ahead._refused.extend([0, 8 * MIB])
     pauses = []
-    for ahead._futile in range(0, 2000, 2):
+    for ahead._futile in range(0, 200, 8):
         pauses.append(ahead._pause_seconds())
     assert pauses[:4] == [1, 2, 4, 8]
     assert pauses[-1] == 60
+
+
+def test_one_refusal_for_another_reason_is_no_word_on_the_kernel(
+    mapping: MemoryMap, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EINVAL says many things: after ENOMEM it does not say that there are no huge pages at all."""
+    asked: list[int] = []
+    enough = threading.Event()
+
+    def collapse(_: MemoryMap, __: int, start: int, ___: int) -> int:
+        asked.append(start)
+        if len(asked) <= 2:
+            return (errno.ENOMEM, errno.EINVAL)[len(asked) - 1]
+        if asked.count(0) == asked.count(8 * MIB) == 2:
+            enough.set()
+        return 0
+
+    monkeypatch.setattr(MemoryMap, "collapse", collapse)
+    with PopulateAhead(
+        mapping, descriptor, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0
+    ) as ahead:
+        assert enough.wait(30)
+    assert ahead.huge_bytes == mapping.nbytes

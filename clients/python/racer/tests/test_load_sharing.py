@@ -18,6 +18,7 @@ import pytest
 
 from racer.errors import Corrupt, MemoryUnavailable, ShareRefused
 from racer.loading import TensorStream, load
+from racer.loading.frameworks import NumpyFramework
 from racer.loading.plan import Chunk, LoadPlan
 from racer.loading.sharing import Sharing, share_of
 from racer.models import SourceFile
@@ -160,7 +161,7 @@ def lies_in_shared_memory(array: np.ndarray) -> bool:
 def test_what_is_at_hand_of_a_file_is_mapped_together() -> None:
     """R35: one mapping for a run of a file, over its pieces, and so for tensors that lie in two.
 
-    Small tensors are copied out of it, and nothing is asked for twice.
+    Small tensors are copied, and nothing is asked for twice.
     """
     layout = {f"t{n}": ("U8", [2 * MIB + 4096]) for n in range(8)} | {"small": ("F32", [1000])}
     files, contents = {}, {}
@@ -179,23 +180,57 @@ def test_what_is_at_hand_of_a_file_is_mapped_together() -> None:
         assert lies_in_shared_memory(array) == (array.nbytes >= MIB), name
 
 
+@pytest.mark.parametrize(
+    ("run_bytes", "skipped"), [(4 * MIB, ()), (64 * MIB, ("t3", "t4", "t5", "t6"))]
+)
 def test_a_run_at_hand_ends_where_it_is_too_long_or_has_a_hole(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, run_bytes: int, skipped: tuple[str, ...]
 ) -> None:
     """R35: what is not at hand is waited for; each byte is right on both sides."""
-    monkeypatch.setattr("racer.loading.pipeline._RUN_BYTES", 4 * MIB)
-    content, contents = model_file({f"t{n}": ("U8", [MIB + 4096]) for n in range(12)})
+    monkeypatch.setattr("racer.loading.pipeline._RUN_BYTES", run_bytes)
+    content, contents = model_file({f"t{n}": ("U8", [MIB + 4096]) for n in range(14)})
+    runs: list[list[int]] = []
+    real = NumpyFramework.map_whole
+
+    def mapping(self: Any, infos: Any, shares: Any) -> Any:
+        runs.append([bound for share in shares for bound in (share.start, share.stop)])
+        return real(self, infos, shares)
+
+    monkeypatch.setattr(NumpyFramework, "map_whole", mapping)
 
     class Holed(MemorySource):
         def shared_at_hand(self, file: SourceFile, at: int) -> MemoryShare | None:
-            return None if at // (2 * MIB) in (3, 5) else self.share(file, at)
+            return None if at // (2 * MIB) == 5 else self.share(file, at)
 
-    wanted = [name for name in contents if name != "t2"]
-    for filter in (None, lambda name: name != "t2"):
-        source = Holed({"m.safetensors": content}, share_bytes=2 * MIB)
-        loaded = dict(stream_of(source, chunk_bytes=2 * MIB, filter=filter))
-        assert list(loaded) == (wanted if filter else list(contents))
-        assert all(array.tobytes() == contents[name] for name, array in loaded.items())
+    source = Holed({"m.safetensors": content}, share_bytes=2 * MIB)
+    loaded = dict(stream_of(source, chunk_bytes=2 * MIB, filter=lambda name: name not in skipped))
+    assert list(loaded) == [name for name in contents if name not in skipped]
+    assert all(array.tobytes() == contents[name] for name, array in loaded.items())
+    assert len(source.shared) == len(set(source.shared)), "nothing is asked for twice"
+    together = [run for run in runs if len(run) > 2]
+    assert together, "several pieces at a time"
+    for run in together:
+        assert run[-1] - run[0] <= run_bytes
+        assert run[1:-1:2] == run[2::2], "pieces adjoin"
+
+
+def test_files_of_which_only_empty_tensors_are_wanted() -> None:
+    """R37: there is nothing to map, at hand or not."""
+    content, _ = model_file({"a": ("U8", [2 * MIB]), "e": ("F32", [0, 4])})
+    for at_hand in (True, False):
+        source = MemorySource({"m.safetensors": content}, share_bytes=MIB, at_hand=at_hand)
+        loaded = dict(stream_of(source, filter=lambda name: name == "e"))
+        assert {name: array.shape for name, array in loaded.items()} == {"e": (0, 4)}
+
+
+def test_what_is_copied_from_memory_at_hand_is_copied_chunk_by_chunk() -> None:
+    """R36: tensors that are ready early are bounded by the staging memory, at hand or not."""
+    content, _ = model_file({f"t{n}": ("U8", [256 << 10]) for n in range(60)})
+    source = MemorySource({"m.safetensors": content}, share_bytes=8 * MIB, at_hand=True)
+    with stream_of(source, chunk_bytes=256 << 10, in_flight=1) as stream:
+        next(stream)
+        assert stream._pipeline is not None
+        assert len(stream._pipeline._building) <= 2
 
 
 def test_tensors_are_written_to_like_any_others() -> None:
@@ -280,8 +315,11 @@ def test_tensors_of_one_piece_share_a_mapping_and_no_storage() -> None:
 
 @pytest.mark.parametrize("at_hand", [True, False])
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_each_piece_is_asked_for_once(in_flight: int, at_hand: bool) -> None:
+def test_each_piece_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, in_flight: int, at_hand: bool
+) -> None:
     """However many chunks have a part of it, and however many threads are at it."""
+    monkeypatch.setattr("racer.loading.pipeline._RUN_BYTES", 4 * MIB)
     files, contents = model()
     source = MemorySource(files, share_bytes=4 * MIB, at_hand=at_hand)
     loaded = {}
@@ -357,8 +395,7 @@ import gc, os, random, signal
 from pathlib import Path
 from racer.loading import TensorStream
 from racer.window import windows_count
-from racer.window import windows_count
-from tests.support.memory_source import MemoryShare, MemorySource
+from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
 from tests.support.threads import join_others
 

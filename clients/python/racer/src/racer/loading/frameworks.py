@@ -102,9 +102,9 @@ class Framework(Protocol):
     def map_whole(
         self, infos: Sequence[TensorInfo], shares: Sequence[SourceShare]
     ) -> list[Building] | None:
-        """Makes tensors of which `shares`, which adjoin each other, hold every byte: those that
-        are better mapped as views of one mapping, the others by copying. None where the process has
-        no more room for a mapping: they are made one by one."""
+        """Makes tensors that are to be mapped, of which `shares`, which adjoin each other, hold
+        every byte, as views of one mapping. None where the process has no more room for one: they
+        are made one by one."""
 
     def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
         """Memory for the calling thread to read into, near where the tensors are."""
@@ -193,7 +193,6 @@ class _Whole:
 
 
 def _mapped_whole(
-    framework: Framework,
     infos: Sequence[TensorInfo],
     shares: Sequence[SourceShare],
     make: Callable[[memoryview, int, TensorInfo], Any],
@@ -212,16 +211,7 @@ def _mapped_whole(
         _say_once(error)
         return None
     memory = window.view()
-    made: list[Building] = []
-    for info in infos:
-        at = info.start - start
-        if framework.maps(info):
-            made.append(_Whole(make(memory, at, info)))
-        else:
-            copied = framework.build(info)
-            copied.fill(0, memory[at : at + info.nbytes])
-            made.append(_Whole(copied.tensor))
-    return made
+    return [_Whole(make(memory, info.start - start, info)) for info in infos]
 
 
 def _in_window(info: TensorInfo, make: Callable[[memoryview], Any]) -> Building | None:
@@ -305,7 +295,7 @@ class NumpyFramework(_OnHost):
     def map_whole(
         self, infos: Sequence[TensorInfo], shares: Sequence[SourceShare]
     ) -> list[Building] | None:
-        return _mapped_whole(self, infos, shares, self._over)
+        return _mapped_whole(infos, shares, self._over)
 
 
 class TorchFramework:
@@ -371,7 +361,7 @@ class TorchFramework:
     def map_whole(
         self, infos: Sequence[TensorInfo], shares: Sequence[SourceShare]
     ) -> list[Building] | None:
-        return _mapped_whole(self, infos, shares, self._over)
+        return _mapped_whole(infos, shares, self._over)
 
     def landing(self, source: Source, nbytes: int) -> FrameworkLanding:
         if self._device.type == "cuda":

@@ -33,9 +33,9 @@ from racer.loading.sharing import Sharing, add_rungs, share_of
 from racer.models.source import Source, SourceShare
 from racer.workers import NOTICE_SECONDS, WorkerGroup
 
-# So much of a file is mapped together: the mapping costs next to nothing, and stays until the last
-# tensor in it is dropped.
-_RUN_BYTES = 512 << 20
+# So much of a file is mapped together: each mapping costs time, and stays, with the pages of its
+# tensors that were written to, until the last of them is dropped.
+_RUN_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class Pipeline:
         # The consumer's own: chunks that came before they were asked for, and the next to start.
         self._early: dict[int, ChunkDone] = {}
         self._following = 0
+        self._mapped = 0  # Chunks before this one have all their memory at hand.
         self._started = False  # Whether there are threads: the consumer only waits, from then on.
         # The workers' own, but for finished tensors.
         self._building: dict[int, Building] = {}
@@ -100,7 +101,7 @@ class Pipeline:
 
         Raises what ended a read, be it of this chunk or of a later one.
         """
-        if not self._started and index not in self._early and not self._map_at_hand(index):
+        if not self._started and not self._map_at_hand(index):
             self._start_at(index)
         while index not in self._early:
             try:
@@ -122,15 +123,17 @@ class Pipeline:
             self._let_one_start()
 
     def _map_at_hand(self, index: int) -> bool:
-        """Maps chunks from `index` on whose memory is all here already, which takes no waiting.
-        False where there is none. Only while there are no threads."""
-        run = self._run_at_hand(index)
-        if run:
+        """Maps chunk `index`, if its memory is all here already, which takes no waiting. Only while
+        there are no threads."""
+        if index >= self._mapped:
+            run = self._run_at_hand(index)
+            if not run:
+                return False
             with self._shares_of(run) as shares:
                 self._map_whole([piece.tensor for chunk in run for piece in chunk.pieces], shares)
-        for number, chunk in enumerate(run, index):
-            self._early[number] = self._read(chunk, None)
-        return bool(run)
+            self._mapped = index + len(run)
+        self._early[index] = self._read(self._plan.chunks[index], None)
+        return True
 
     def _run_at_hand(self, index: int) -> list[Chunk]:
         """Chunks of one file, each beginning where the one before it ends."""
@@ -240,8 +243,11 @@ class Pipeline:
         return stop, time.perf_counter() - began
 
     def _map_whole(self, numbers: Iterable[int], shares: Sequence[SourceShare]) -> None:
-        """Makes those of the tensors that `shares` hold from their first byte to their last:
-        together, where several are to be mapped. Those begun before are left as they are."""
+        """Makes those of the tensors that `shares`, which adjoin each other, hold from their first
+        byte to their last, and that are to be mapped: together. The others, and those begun before,
+        are left as they are."""
+        if not shares:
+            return  # All the tensors are empty.
         start, stop = shares[0].start, shares[-1].stop
         with self._building_lock:
             wanted = {
@@ -250,8 +256,9 @@ class Pipeline:
                 if number not in self._building
                 and start <= (info := self._plan.tensors[number].info).start
                 and info.stop <= stop
+                and self._framework.maps(info)
             }
-            if sum(map(self._framework.maps, wanted.values())) > 1:
+            if len(wanted) > 1:
                 made = self._framework.map_whole(list(wanted.values()), shares)
                 self._building.update(zip(wanted, made or (), strict=made is not None))
 
