@@ -160,6 +160,22 @@ def test_huge_pages_hold_what_was_there() -> None:
     os.close(fd)
 
 
+def test_huge_pages_where_nothing_is_yet() -> None:
+    """The kernel puts none where there is nothing; a kernel that can do it at all does it here."""
+    length = 3 * HUGE_PAGE_BYTES
+    refusals = []
+    for touched in (True, False):
+        fd = os.memfd_create("mapped")
+        os.ftruncate(fd, length)
+        mapping = MemoryMap(fd, 0, length)
+        if touched:
+            assert mapping.populate(0, length) == 0
+        refusals.append(mapping.collapse(fd, 0, length))
+        mapping.close()
+        os.close(fd)
+    assert refusals[1] == refusals[0]
+
+
 def test_a_kernel_without_huge_pages_costs_speed_only(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,15 +132,24 @@ def test_huge_pages_that_were_refused_are_asked_for_again(
     assert sorted(asked) == sorted([*range(0, 64 * MIB, 8 * MIB), *[16 * MIB, 40 * MIB] * 3])
 
 
-def test_what_stays_refused_is_asked_for_less_and_less(mapping: MemoryMap, descriptor: int) -> None:
+def test_what_stays_refused_is_asked_for_less_and_less(
+    mapping: MemoryMap, descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = errno.EAGAIN
+    monkeypatch.setattr(MemoryMap, "collapse", lambda *_: answer)
     ahead = PopulateAhead(mapping, descriptor, ahead_bytes=MIB, name="ahead", retry_seconds=1)
     assert ahead._pause_seconds() is None
-    ahead._refused.extend([0, 8 * MIB])
+    for start in (0, 8 * MIB):
+        ahead._ask_for_huge_pages(start, start + 8 * MIB)
     pauses = []
-    for ahead._futile in range(0, 200, 8):
+    for _ in range(200):
         pauses.append(ahead._pause_seconds())
-    assert pauses[:4] == [1, 2, 4, 8]
+        ahead._ask_again()
+    assert pauses[::8][:4] == [1, 2, 4, 8]
     assert pauses[-1] == 60
+    answer = 0
+    ahead._ask_again()
+    assert ahead._pause_seconds() == 1, "what was given once may be given again"
 
 
 def test_one_refusal_for_another_reason_is_no_word_on_the_kernel(
