@@ -83,6 +83,15 @@ def test_it_goes_as_far_as_needed_and_no_further(
     assert done == [(0, 8 * MIB), (8 * MIB, 16 * MIB), (16 * MIB, 24 * MIB)]
 
 
+def touched_until(enough: threading.Event, mapping: MemoryMap, descriptor: int) -> PopulateAhead:
+    """Touches all of it, and asks for refused huge pages again at once, until `enough` is set."""
+    with PopulateAhead(
+        mapping, descriptor, ahead_bytes=mapping.nbytes, name="ahead", retry_seconds=0
+    ) as ahead:
+        assert enough.wait(30)
+    return ahead
+
+
 def test_a_kernel_that_cannot_is_asked_for_huge_pages_once(
     mapping: MemoryMap, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,11 +109,7 @@ def test_a_kernel_that_cannot_is_asked_for_huge_pages_once(
 
     monkeypatch.setattr(MemoryMap, "collapse", collapse)
     monkeypatch.setattr(MemoryMap, "populate", populate)
-    with PopulateAhead(
-        mapping, descriptor, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0
-    ) as ahead:
-        assert enough.wait(30)
-        assert ahead.huge_bytes == 0
+    assert touched_until(enough, mapping, descriptor).huge_bytes == 0
     assert asked == [0]
 
 
@@ -124,11 +129,7 @@ def test_huge_pages_that_were_refused_are_asked_for_again(
         return 0
 
     monkeypatch.setattr(MemoryMap, "collapse", collapse)
-    with PopulateAhead(
-        mapping, descriptor, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0
-    ) as ahead:
-        assert enough.wait(30)
-    assert ahead.huge_bytes == mapping.nbytes
+    assert touched_until(enough, mapping, descriptor).huge_bytes == mapping.nbytes
     assert sorted(asked) == sorted([*range(0, 64 * MIB, 8 * MIB), *[16 * MIB, 40 * MIB] * 3])
 
 
@@ -168,8 +169,4 @@ def test_one_refusal_for_another_reason_is_no_word_on_the_kernel(
         return 0
 
     monkeypatch.setattr(MemoryMap, "collapse", collapse)
-    with PopulateAhead(
-        mapping, descriptor, ahead_bytes=64 * MIB, name="ahead", retry_seconds=0
-    ) as ahead:
-        assert enough.wait(30)
-    assert ahead.huge_bytes == mapping.nbytes
+    assert touched_until(enough, mapping, descriptor).huge_bytes == mapping.nbytes
