@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import botocore.credentials
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -18,6 +19,7 @@ from racerd.errors import ConfigError, RacerError
 from racerd.ids import ObjectId
 from racerd.origin.factory import make_origin
 from racerd.origin.protocol import CancelToken
+from racerd.origin.stores import Stores
 from racerd.runtime.deadline import Deadline
 from racerd.telemetry import Metrics
 from tests.servers.azure import ACCOUNT, Azure, azurite
@@ -148,6 +150,17 @@ def test_s3_profile(
     assert read("s3://", s3(server)) == DATA
     assert all("AKIDTWO" in text for text in authorizations(server))
     refuse("s3://", s3(server, profile="nobody"), "nobody")
+
+
+def test_a_profile_is_not_believed_for_longer_than_it_is_good(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """R30, F62: what botocore hands out is good for ten minutes, and may not be for longer."""
+    shared = tmp_path / "credentials"
+    shared.write_text(f"[one]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
+    provider = Stores("s3://", s3(server, profile="one"))._profile
+    assert provider.ttl.total_seconds() <= botocore.credentials._DEFAULT_MANDATORY_REFRESH_TIMEOUT
 
 
 def test_s3_web_identity(
