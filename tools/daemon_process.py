@@ -65,7 +65,8 @@ class DaemonProcess:
         return [
             *(sys.executable, "-m", "racerd", "--gpu=auto"),
             *(f"--state-dir={self.state_dir}", f"--run-dir={self.run_dir}"),
-            *("--diagnostics=127.0.0.1:0", *named, *self.arguments),
+            # What is shown and tested here must not depend on how full somebody's disk is.
+            *("--diagnostics=127.0.0.1:0", "--free-space-floor=0", *named, *self.arguments),
         ]
 
     def __enter__(self) -> DaemonProcess:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from racerd.config import kinds
-from racerd.config.machine import Machine
+from racerd.config.machine import FileSystem, Machine
 from racerd.pages import (
     FRAME_BYTES_DEFAULT,
     FRAME_BYTES_MIN,
@@ -34,6 +34,7 @@ class Surroundings:
     home: Path
     folder: Path
     machine: Machine
+    file_system: Callable[[Path], FileSystem] = FileSystem.of  # Where a slab of that path lies.
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Surroundings:

@@ -14,7 +14,6 @@ from typing import Any
 from racerd.config import kinds
 from racerd.config.caches import CacheReader, CacheSettings
 from racerd.config.declarations import SETTINGS, Declared, Surroundings
-from racerd.config.machine import FileSystem
 from racerd.config.nearest import unknown
 from racerd.config.settings import DiskSettings, Settings
 from racerd.config.sources import Sources
@@ -119,7 +118,7 @@ def _default_disk(gathered: _Gathered) -> DiskSettings | None:
     if state_dir is None or floor is None:
         return None  # Another problem says why.
     path = state_dir / "slab-0"
-    size = FileSystem.of(path).slab_default(floor)
+    size = gathered.around.file_system(path).slab_default(floor)
     if size is None:
         gathered.warnings.append(
             f"pages are not kept on disk: the file system of {state_dir} has no room for a slab"

@@ -36,7 +36,8 @@ def settings_of(shut: Path, **changed: Path) -> list[str]:
     flags = {"state-dir": shut.parent / "state", "run-dir": shut.parent / "run"} | {
         name.replace("_", "-"): path for name, path in changed.items()
     }
-    return ["--gpu=off", *(f"--{name}={path}" for name, path in flags.items())]
+    always = ["--gpu=off", "--free-space-floor=0"]  # However full the disk is.
+    return [*always, *(f"--{name}={path}" for name, path in flags.items())]
 
 
 def test_what_is_above_a_path_that_cannot_be_seen(shut: Path) -> None:

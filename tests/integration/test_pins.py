@@ -17,7 +17,7 @@ PINNED = content(1 * MIB, 1)
 FLOOD_OBJECTS = 16
 SMALL = (
     *("--page-bytes=64KiB", "--frame-bytes=4KiB", "--memory=2MiB", "--plaintext=4MiB"),
-    *("--free-space-floor=0", "--scrub-bytes-per-second=0", "--log-level=warning"),
+    *("--scrub-bytes-per-second=0", "--log-level=warning"),
 )
 
 

@@ -54,9 +54,7 @@ def origin(tmp_path: Path) -> Iterator[CountingOrigin]:
 def daemon_on(folder: Path, url: str, *arguments: str) -> DaemonProcess:
     small = ["--page-bytes=64KiB", "--frame-bytes=16KiB", "--memory=8MiB"]
     slab = f"--disk={folder / 'slab'}:64MiB"
-    return DaemonProcess(
-        folder, caches={"local": url}, arguments=[*small, slab, "--free-space-floor=0", *arguments]
-    )
+    return DaemonProcess(folder, caches={"local": url}, arguments=[*small, slab, *arguments])
 
 
 def explained(daemon: DaemonProcess) -> str:

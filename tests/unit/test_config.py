@@ -19,6 +19,7 @@ from racerd.units import GIB, KIB, MIB, TIB
 from tools.settings_table import DOCUMENT, updated
 
 MACHINE = Machine(available_bytes=64 * GIB, limit_bytes=None)
+FILE_SYSTEM = FileSystem(total_bytes=TIB, free_bytes=TIB // 2)
 
 
 def loaded(
@@ -27,8 +28,10 @@ def loaded(
     root: bool = True,
     folder: Path = Path("/w"),
     machine: Machine = MACHINE,
+    file_system: FileSystem = FILE_SYSTEM,
 ) -> Loaded:
-    around = Surroundings(environ or {}, root, Path("/home/user"), folder, machine)
+    home = Path("/home/user")
+    around = Surroundings(environ or {}, root, home, folder, machine, lambda _: file_system)
     return load_settings(parse_flags(arguments), environ or {}, around=around)
 
 
@@ -59,8 +62,7 @@ def test_no_configuration_serves_something() -> None:
     assert settings.key_file == Path("/var/lib/racer/keys")
     (disk,) = settings.disks
     assert disk.path == Path("/var/lib/racer/slab-0")
-    assert disk.size_bytes is not None
-    assert disk.size_bytes <= 64 * GIB
+    assert disk.size_bytes == 64 * GIB
     assert 64 * MIB <= settings.memory <= 16 * GIB
 
 
@@ -484,10 +486,10 @@ def test_the_default_slab_keeps_its_size_over_restarts(
         assert again.slab_default(0.15) == first
 
 
-def test_no_room_for_a_slab_is_said_and_served(tmp_path: Path, monkeypatch: Any) -> None:
+def test_no_room_for_a_slab_is_said_and_served(tmp_path: Path) -> None:
     """F23, R23: no disk tier rather than a full disk."""
-    monkeypatch.setattr(FileSystem, "slab_default", lambda *_: None)
-    found = loaded(f"--state-dir={tmp_path}")
+    full = FileSystem(total_bytes=TIB, free_bytes=TIB // 10)
+    found = loaded(f"--state-dir={tmp_path}", file_system=full)
     assert found.settings.disks == ()
     assert str(tmp_path) in found.warnings[0]
     assert "warning: pages are not kept on disk" in describe(found)

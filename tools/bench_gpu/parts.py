@@ -104,7 +104,6 @@ def _daemon(options: Options, name: str, *arguments: str) -> Iterator[DaemonProc
             f"--disk={folder / 'slab'}:{2 * options.size + 256 * MIB}",
             f"--page-bytes={options.page_bytes}",
             f"--frame-bytes={options.frame_bytes}",
-            "--free-space-floor=0",
             "--scrub-bytes-per-second=0",
             "--gpu=on",
             *arguments,
