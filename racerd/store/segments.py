@@ -55,6 +55,11 @@ class Segments:
     def __len__(self) -> int:
         return len(self.states)
 
+    @property
+    def ever_prepared(self) -> int:
+        """How many segments take space on the medium."""
+        return len(self.states) - len(self.fresh)
+
     def room(self, segment: int) -> int:
         """Bytes left behind the last record."""
         return self._geometry.segment_size(segment) - self.used[segment]

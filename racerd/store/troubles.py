@@ -24,7 +24,8 @@ class Condition:
     """All that the sentences are made of. Sizes are bytes; `budget_left` None: there is no limit.
 
     What has a default is known of an open slab only. `full_quotas`: caches that are at their limit
-    on this disk. `evictions_unnoted`: tombstones that were given up.
+    on this disk. `segments`: those that take space. `evictions_unnoted`: tombstones that were
+    given up.
     """
 
     state: DiskState
@@ -36,6 +37,7 @@ class Condition:
     direct: bool = False
     full_seconds: float = 0.0
     at_floor: bool = False
+    segments: int = 0
     record_bytes: int = 0
     full_quotas: Mapping[str, int] = field(default_factory=dict)
     evictions_unnoted: int = 0
@@ -60,10 +62,7 @@ def troubles(now: Condition) -> Iterator[str]:
     if now.full_seconds > 0:
         yield f"the medium is full: nothing is written for {now.full_seconds:.0f} s"
     if now.at_floor:
-        yield (
-            "the file system is at its floor of free space: the slab does not grow, new pages take"
-            " the place of old ones"
-        )
+        yield f"the file system is at its floor of free space: {floor_meaning(now.segments)}"
     if now.budget_left is not None and now.budget_left < now.record_bytes:
         yield (
             "what may be written in a day is spent: new pages are not kept until more may be;"
@@ -76,3 +75,10 @@ def troubles(now: Condition) -> Iterator[str]:
             f"{now.evictions_unnoted} evictions could not be noted on the slab: these pages may be"
             " there again after a restart"
         )
+
+
+def floor_meaning(segments: int) -> str:
+    """What the floor of free space does to new pages of a slab of that many segments."""
+    if segments == 0:
+        return "the slab has no room, no pages are kept on it"
+    return "the slab does not grow, new pages take the place of old ones"

@@ -22,12 +22,14 @@ from racerd.store.geometry import BLOCK_BYTES
 from racerd.store.live import LiveSlab
 from racerd.store.settings import StoreSettings
 from racerd.store.superblock import encode_segment_header
+from racerd.store.troubles import floor_meaning
 from racerd.store.watch import DiskWatch
 from racerd.telemetry import Metrics
 
 log = logging.getLogger(__name__)
 
 FULL_PAUSE_SECONDS = 10.0
+FLOOR_QUIET_SECONDS = 600.0  # At the floor again within that: it was said already.
 _TURN_SECONDS = 0.1
 
 
@@ -46,6 +48,7 @@ class SlabWriter:
         self._settings = settings
         self._full_until = 0.0
         self.at_floor = False  # The floor of free space keeps the slab from growing.
+        self._floor_said_until = 0.0
         self._space = threading.Lock()  # Held by the one thread that reserves or evicts.
 
     def full_seconds(self, now: float) -> float:
@@ -276,7 +279,7 @@ class SlabWriter:
             missing = slab.missing_bytes()
             wanted = slab.geometry.segment_bytes if live.engine.segments.fresh else 0
             self.at_floor = slab.missing_bytes(wanted) > 0
-        self._metrics.store_at_floor.labels(self._label).set(self.at_floor)
+        self._tell_floor(self._watch.now())
         live.engine.retrying = True
         if missing == 0:
             live.engine.growing = True
@@ -298,3 +301,16 @@ class SlabWriter:
                     slab.device.release(Extent(offset, slab.geometry.segment_size(segment)))
         finally:
             self._space.release()
+
+    def _tell_floor(self, now: float) -> None:
+        self._metrics.store_at_floor.labels(self._label).set(self.at_floor)
+        if not self.at_floor:
+            return
+        if now >= self._floor_said_until:
+            log.warning(
+                "%s: less than %.0f%% of its file system is free: %s. Free some space, or lower"
+                " free_space_floor",
+                self._label, self._settings.free_floor_ratio * 100,
+                floor_meaning(self._live.engine.segments.ever_prepared),
+            )  # fmt: skip
+        self._floor_said_until = now + FLOOR_QUIET_SECONDS

@@ -15,6 +15,7 @@ from racerd.store.device import Space
 from racerd.store.fates import Fates
 from racerd.store.health import DiskState
 from racerd.store.index import PageIndex, hash_of
+from racerd.store.writer import FLOOR_QUIET_SECONDS
 from racerd.telemetry import Metrics
 from racerd.units import MIB
 from tests.sim.store_driver import Clock, InlineKeeper
@@ -115,8 +116,8 @@ def test_a_medium_without_space() -> None:
     assert told(store) == ""
 
 
-def test_the_floor_of_free_space() -> None:
-    """F23: a slab that may not grow is no fault, and is told."""
+def test_the_floor_of_free_space(caplog: pytest.LogCaptureFixture) -> None:
+    """F23: a slab that may not grow is no fault, and is told; in the log once an incident."""
     rig = Rig(free_floor_ratio=0.15)
     rig.space = Space(free=500 * MIB, total=1000 * MIB, own=0)
     store = rig.start()
@@ -128,6 +129,25 @@ def test_the_floor_of_free_space() -> None:
     rig.devices[-1]._space = rig.space  # type: ignore[attr-defined]
     rig.wait(store, 1.0)
     assert counted(rig.metrics, "racer_store_at_floor") == 0 and told(store) == ""
+    for pause, said in ((1.0, 1), (FLOOR_QUIET_SECONDS, 2)):
+        rig.wait(store, pause)
+        rig.devices[-1]._space = Space(free=150 * MIB, total=1000 * MIB, own=0)  # type: ignore[attr-defined]
+        rig.wait(store, 1.0)
+        rig.devices[-1]._space = rig.space  # type: ignore[attr-defined]
+        rig.wait(store, 1.0)
+        assert caplog.text.count("less than 15% of its file system is free") == said
+    assert "new pages take the place of old ones. Free some space" in caplog.text
+
+
+def test_a_slab_that_never_had_room(caplog: pytest.LogCaptureFixture) -> None:
+    """F23: not as if old pages made room for new ones."""
+    rig = Rig(free_floor_ratio=0.15)
+    rig.space = Space(free=150 * MIB, total=1000 * MIB, own=0)
+    store = rig.start()
+    rig.wait(store, 1.0)
+    assert not store.write(sealed(NEW))
+    assert "the slab has no room, no pages are kept on it" in told(store)
+    assert "the slab has no room, no pages are kept on it. Free some space" in caplog.text
 
 
 def test_a_quota() -> None:
