@@ -228,9 +228,11 @@ class FakeDaemon:
         reply.to_head = seen.method == "HEAD"
         data = reply.encode()
         if reply.descriptors:
-            sent = socket.send_fds(sock, [data], reply.descriptors)
-            for descriptor in reply.descriptors:
-                os.close(descriptor)
+            try:
+                sent = socket.send_fds(sock, [data], reply.descriptors)
+            finally:
+                for descriptor in reply.descriptors:
+                    os.close(descriptor)
             data = data[sent:]
         if reply.cut is not None:
             sock.sendall(data[: reply.cut])

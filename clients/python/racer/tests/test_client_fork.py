@@ -133,7 +133,7 @@ def test_fork_while_other_threads_hold_the_locks(
     thread = threading.Thread(target=client.read, args=(url,))
     thread.start()
     pool = client._endpoint("local").pool
-    with client._lock, pool._free, client._ring._free:
+    with client._lock, pool._turns.lock, client._ring._turns.lock:
 
         def child() -> None:
             assert client.read(small, timeout=10) == b"small"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from racer import address_space
 from racer import window as window_module
 from racer.errors import MemoryUnavailable
 from racer.window import Window, _Ranges, windows_count
@@ -191,4 +192,4 @@ def test_addresses_that_may_be_anothers_are_never_given_back(
         for line in Path("/proc/self/maps").read_text().splitlines()
     ]
     assert any(start <= address < stop for start, stop in reserved)
-    window_module._abandoned.clear()
+    address_space._abandoned.clear()

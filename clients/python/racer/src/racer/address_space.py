@@ -1,7 +1,7 @@
 """The one door to mmap(2) at addresses of our own choice, which Python's mmap has not.
 
-Layer: bottom; thread-safe, like the calls themselves. Addresses are numbers here: who reserves some
-gives them back once, and keeps what lies there from being used afterwards.
+Layer: bottom; thread-safe, like the calls themselves. Addresses are numbers here: who uses some
+holds their reservation.
 """
 
 from __future__ import annotations
@@ -27,19 +27,31 @@ _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
 )  # fmt: skip
-_munmap = _libc.munmap
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _mprotect = _libc.mprotect
 _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def reserve(nbytes: int) -> int:
-    """Takes addresses without memory behind them. 0 where there are none left: see `last_errno`."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    address = _mmap(None, nbytes, _NO_ACCESS, flags, -1, 0)
-    return 0 if address is None or address == _FAILED else int(address)
+class Reservation:
+    """Addresses of our own, without memory behind them; `map_over` puts something there.
+
+    Given back, with what was mapped over them, when nobody refers to this any more. They belong to
+    an object from their first moment: an interrupt between any two steps loses none.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Raises OSError where there are none left, OverflowError where there never were."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        self._owner = mmap.mmap(-1, nbytes, flags=flags)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._owner))
+
+    def leave(self) -> None:
+        """Never gives the addresses back: others may have them by now."""
+        _abandoned.append(self._owner)
+
+
+_abandoned: list[mmap.mmap] = []
 
 
 def map_over(address: int, nbytes: int, flags: int, descriptor: int = -1, offset: int = 0) -> bool:
@@ -52,11 +64,6 @@ def map_over(address: int, nbytes: int, flags: int, descriptor: int = -1, offset
         address, nbytes, _READ_WRITE, flags | _MAP_FIXED | MAP_NORESERVE, descriptor, offset
     )
     return bool(got == address)
-
-
-def give_back(address: int, nbytes: int) -> None:
-    """Unmaps what was reserved, and what was mapped over it."""
-    _munmap(address, nbytes)
 
 
 def forbid(address: int, nbytes: int) -> None:

@@ -14,10 +14,9 @@ import os
 from racer.address_space import (
     HUGE_PAGE_BYTES,
     MADV_COLLAPSE,
+    Reservation,
     advise,
-    give_back,
     map_over,
-    reserve,
 )
 
 
@@ -30,19 +29,18 @@ def back_with_huge_pages(fd: int, size: int) -> bool:
     whole = size // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     if not whole:
         return False
-    # Its own mapping, at an aligned address, for as long as it takes: no view of it leaves here.
-    room = whole + HUGE_PAGE_BYTES
-    space = reserve(room)
-    if not space:
+    # A mapping of its own, at an aligned address, for as long as it takes: no view of it leaves.
+    try:
+        space = Reservation(whole + HUGE_PAGE_BYTES)
+    except (OSError, OverflowError):
         return False
-    base = -(-space // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    base = -(-space.address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     if not map_over(base, whole, mmap.MAP_SHARED, fd):
+        space.leave()
         return False
     try:
         for at in range(0, whole, HUGE_PAGE_BYTES):
             os.posix_fallocate(fd, at, mmap.PAGESIZE)
-        return advise(base, whole, MADV_COLLAPSE)
     except OSError:
         return False  # No memory: whoever wants all of it is told next.
-    finally:
-        give_back(space, room)
+    return advise(base, whole, MADV_COLLAPSE)

@@ -7,7 +7,6 @@ for `read_into` and `stream`: a bounded number of slots that all threads share.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -30,6 +29,7 @@ from racer.transfer import (
     Spread,
     cut,
 )
+from racer.turns import Turns
 from racer.urls import RacerUrl
 
 
@@ -173,7 +173,7 @@ class SharedSlots(Generic[S]):
         self.slot_bytes = slot_bytes
         self._slots = slots
         self._made = 0
-        self._free = threading.Condition(threading.Lock())
+        self._turns = Turns()
         self._targets: list[S] = []
         self._closed = False
 
@@ -183,17 +183,11 @@ class SharedSlots(Generic[S]):
 
     def enter(self, deadline: Deadline) -> SlotsHold[S]:
         """Takes one slot, waiting for it up to `deadline`. Raises what `make` raises."""
-        with self._free:
-            while True:
-                target = self._take()
-                if target is not None:
-                    return SlotsHold(self, target)
-                if not self._free.wait(deadline.remaining):
-                    raise deadline.exceeded()
+        return SlotsHold(self, self._turns.until(self._take, deadline))
 
     def take_nowait(self) -> S | None:
         """Another slot, or None where all are in use."""
-        with self._free:
+        with self._turns.lock:
             return self._take()
 
     def _take(self) -> S | None:
@@ -209,28 +203,28 @@ class SharedSlots(Generic[S]):
         return target
 
     def give_back(self, target: S) -> None:
-        with self._free:
+        with self._turns.lock:
             keep = not (self._closed or target.lost or target.memory.closed)
             if keep:
                 self._targets.append(target)
             else:
                 self._made -= 1
-            self._free.notify()
+            self._turns.changed()
         if not keep:
             target.close()
 
     def close(self) -> None:
         """Frees the slots, those in use as they come back."""
-        with self._free:
+        with self._turns.lock:
             self._closed = True
             targets, self._targets = self._targets, []
-            self._free.notify_all()
+            self._turns.changed()
         for target in targets:
             target.close()
 
     def after_fork_in_child(self) -> None:
         """The parent's memory is not ours to read into: the child starts without."""
-        self._free = threading.Condition(threading.Lock())
+        self._turns = Turns()
         targets, self._targets, self._made = self._targets, [], 0
         for target in targets:
             target.memory.close()

@@ -15,8 +15,10 @@ import errno
 import fcntl
 import mmap
 import os
+from io import FileIO
 from typing import Literal
 
+from racer.descriptors import owned
 from racer.errors import Closed, MemoryUnavailable
 
 PageKind = Literal["transparent", "base"]
@@ -62,8 +64,8 @@ class SharedMemory:
     `touched` says that every page was written already, and not only allocated.
     """
 
-    def __init__(self, fd: int, size: int, mapping: mmap.mmap, page_kind: PageKind) -> None:
-        self.fd = fd
+    def __init__(self, file: FileIO, size: int, mapping: mmap.mmap, page_kind: PageKind) -> None:
+        self._file: FileIO | None = file
         self.size = size
         self.page_kind = page_kind
         self.touched = False
@@ -90,9 +92,12 @@ class SharedMemory:
         from racer.huge_pages import back_with_huge_pages  # Not at the top: it brings in ctypes.
 
         rounded = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        fd = os.memfd_create("racer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        # Descriptor and mapping belong to objects of the interpreter's own: they go also where an
+        # interrupt comes in between, or hits `close` or a destructor.
+        file = owned(os.memfd_create, "racer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         mapping: mmap.mmap | None = None
         try:
+            fd = file.fileno()
             os.ftruncate(fd, rounded)
             mapping = mmap.mmap(fd, rounded)
             kind: PageKind = "base"
@@ -112,9 +117,9 @@ class SharedMemory:
         except BaseException:
             if mapping is not None:
                 mapping.close()
-            os.close(fd)
+            file.close()
             raise
-        memory = cls(fd, size, mapping, kind)
+        memory = cls(file, size, mapping, kind)
         memory.touched = populate
         return memory
 
@@ -134,6 +139,11 @@ class SharedMemory:
         self.touched = True
 
     @property
+    def fd(self) -> int:
+        """-1 after `close`."""
+        return -1 if self._file is None else self._file.fileno()
+
+    @property
     def closed(self) -> bool:
         return self._mapping is None
 
@@ -151,10 +161,10 @@ class SharedMemory:
         """
         if self._mapping is None:
             return
-        view, mapping, self._view, self._mapping = self._view, self._mapping, None, None
-        os.close(self.fd)
-        self.fd = -1
-        assert view is not None
+        view, mapping, file = self._view, self._mapping, self._file
+        self._view = self._mapping = self._file = None
+        assert view is not None and file is not None
+        file.close()
         try:
             view.release()
             mapping.close()

@@ -8,7 +8,6 @@ A forked child closes its copies at once (the parent's stay as they are) and sta
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.errors import Closed
 from racer.socket_path import SocketPlace
+from racer.turns import Turns
 
 
 class ConnectionPool:
@@ -31,7 +31,7 @@ class ConnectionPool:
         _POOLS.add(self)
 
     def _start_empty(self) -> None:
-        self._free = threading.Condition(threading.Lock())
+        self._turns = Turns()
         self._idle: list[Connection] = []
         self._taken: set[Connection] = set()
 
@@ -40,23 +40,19 @@ class ConnectionPool:
 
         Raises DaemonUnavailable, Overloaded, Closed or DeadlineExceeded.
         """
-        with self._free:
-            while len(self._taken) >= self._connections_max and not self._closed:
-                if not self._free.wait(deadline.remaining):
-                    raise deadline.exceeded()
-            return self._take_now()
+        return self._turns.until(self._take_now, deadline)
 
     def take_nowait(self) -> Connection | None:
         """The same, but None where as many are out as may be."""
-        with self._free:
-            if len(self._taken) >= self._connections_max:
-                return None
+        with self._turns.lock:
             return self._take_now()
 
-    def _take_now(self) -> Connection:
+    def _take_now(self) -> Connection | None:
         """With the lock held: connecting to a Unix socket takes microseconds or fails."""
         if self._closed:
             raise Closed("the client was closed")
+        if len(self._taken) >= self._connections_max:
+            return None
         while self._idle:
             # The last one used first: the others may grow old and be closed by the daemon.
             connection = self._idle.pop()
@@ -70,10 +66,10 @@ class ConnectionPool:
 
     def give_back(self, connection: Connection) -> None:
         """Ends what `take` began. Closes the connection unless it is idle."""
-        with self._free:
+        with self._turns.lock:
             if connection in self._taken:
                 self._taken.remove(connection)
-                self._free.notify()
+                self._turns.changed()
             if connection.idle and not self._closed:
                 self._idle.append(connection)
             else:
@@ -96,17 +92,17 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Closes what is idle now, and the rest as it comes back. Who waits gets Closed."""
-        with self._free:
+        with self._turns.lock:
             self._closed = True
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
-            self._free.notify_all()
+            self._turns.changed()
 
     def abort(self) -> None:
         """`close`, and the exchanges that are running in other threads end as lost, at once."""
         self.close()
-        with self._free:
+        with self._turns.lock:
             for connection in self._taken:
                 connection.shut_down()
 

@@ -30,8 +30,10 @@ RELEASE_SECONDS = 2.0
 class Memory(Protocol):
     """What can be a target: `fd` is what the daemon gets, for `target_bytes` bytes."""
 
-    fd: int
     target_bytes: int
+
+    @property
+    def fd(self) -> int: ...
 
     @property
     def closed(self) -> bool: ...

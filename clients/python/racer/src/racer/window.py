@@ -24,7 +24,7 @@ from racer.address_space import (
     HUGE_PAGE_BYTES,
     MADV_HUGEPAGE,
     MADV_POPULATE_READ,
-    MAP_NORESERVE,
+    Reservation,
     advise,
     forbid,
     last_errno,
@@ -33,7 +33,6 @@ from racer.address_space import (
 from racer.errors import MemoryUnavailable
 
 _PAGE_BYTES = mmap.PAGESIZE
-_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 
 # Windows from this size on are mapped by whole huge pages at their ends, too. Smaller ones would
 # count for much more resident memory than they are.
@@ -50,19 +49,14 @@ WINDOWS_MAX = 8192
 _mark = object()
 _MARK_REFERENCES = sys.getrefcount(_mark)
 
-_abandoned: list[mmap.mmap] = []
-
 
 def windows_count() -> int:
     """How many windows this process has, or views of them."""
     return sys.getrefcount(_mark) - _MARK_REFERENCES
 
 
-class _Space:
-    """Reserved addresses, given back when nobody refers to this any more.
-
-    They belong to an object from their first moment: an interrupt between any two steps loses none.
-    """
+class _Space(Reservation):
+    """The reservation of a window; counted."""
 
     def __init__(self, nbytes: int) -> None:
         """Raises MemoryUnavailable."""
@@ -73,15 +67,10 @@ class _Space:
                 hint="use memory without them; each takes mappings (vm.max_map_count)",
             )
         try:
-            self._owner = mmap.mmap(-1, nbytes, flags=_RESERVED)
+            super().__init__(nbytes)
         except (OSError, OverflowError) as error:
             raise _unavailable(nbytes, getattr(error, "errno", None)) from error
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._owner))
         forbid(self.address, nbytes)
-
-    def leave(self) -> None:
-        """Never gives the addresses back: others may have them by now."""
-        _abandoned.append(self._owner)
 
 
 class Window:

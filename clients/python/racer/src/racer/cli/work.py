@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from racer.turns import Flag
 from racer.workers import WorkerGroup
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ def for_each(
     pending = iter(items)
     lock = threading.Lock()
     failures: list[BaseException] = []
-    stopped = threading.Event()
+    stopped = Flag()
 
     def run() -> None:
         while True:

@@ -7,7 +7,6 @@ GPU. Size and version of what is read are known.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 
 from racer.client import Client
@@ -28,6 +27,7 @@ from racer.gpu.place import GpuPlace
 from racer.gpu.target import GpuTarget
 from racer.models.source import SourceFile
 from racer.retry import Retries
+from racer.turns import Flag
 from racer.urls import RacerUrl
 
 _log = logging.getLogger("racer")
@@ -37,9 +37,7 @@ class GpuLanding:
     """`nbytes` on `device`; `cancelled` ends its pauses. `buffer` is another one after a read that
     was not answered: its memory is never used again."""
 
-    def __init__(
-        self, client: Client, device: Device, nbytes: int, cancelled: threading.Event
-    ) -> None:
+    def __init__(self, client: Client, device: Device, nbytes: int, cancelled: Flag) -> None:
         self._client = client
         self._device = device
         self._nbytes = nbytes
@@ -91,9 +89,7 @@ def serves_gpu(client: Client, cache: str, device: object) -> bool:
     return lack is None
 
 
-def open_landing(
-    client: Client, nbytes: int, device: object, cancelled: threading.Event
-) -> GpuLanding | None:
+def open_landing(client: Client, nbytes: int, device: object, cancelled: Flag) -> GpuLanding | None:
     """None where the GPU has no memory for it; the log says so."""
     try:
         return GpuLanding(client, Device.find(device), nbytes, cancelled)

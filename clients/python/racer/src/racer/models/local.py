@@ -11,7 +11,6 @@ import errno
 import mmap
 import os
 import stat
-import threading
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -21,6 +20,7 @@ from racer.models.names import SUFFIX, no_model
 from racer.models.prepared import check_not_prepared
 from racer.models.source import SourceFile
 from racer.safetensors.errors import SafetensorsError
+from racer.turns import Flag
 
 PAGE_BYTES = 16 << 20
 # preadv cannot be interrupted by another thread: between steps a cancelled read notices.
@@ -33,7 +33,7 @@ class LocalSource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.location = os.fspath(path).rstrip("/") or "/"
         self.page_bytes = PAGE_BYTES
-        self.cancelled = threading.Event()
+        self.cancelled = Flag()
 
     def names(self) -> Sequence[str]:
         try:

@@ -9,7 +9,6 @@ the daemon ends in the middle, the landing is replaced and the read tried again 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -31,6 +30,7 @@ from racer.models.stock import SharedStock
 from racer.results import Info
 from racer.retry import Retries
 from racer.shared import SharedChunk
+from racer.turns import Flag
 from racer.urls import RacerUrl
 
 _CONNECTIONS_MAX = 64
@@ -67,7 +67,7 @@ class RacerSource:
             timeout=self.timeout,
             connections_max=_CONNECTIONS_MAX,
         )
-        self.cancelled = threading.Event()
+        self.cancelled = Flag()
         self._gpu: bool | None = None  # Whether the GPU that is loaded into is the daemon's too.
         self._names = names
         self._stock = SharedStock(self.client) if share else None
