@@ -126,6 +126,8 @@ class ReadRig:
         assert len(services.strays) == 0
         assert self.origin.running == 0
         if self.scripted_store is None:
+            # What was dropped holds its segment until the disk's own thread has written that down.
+            self.store.checkpoint()
             for disk in self.store.disks:
                 assert disk._live is None or not any(disk._live.engine.segments.pins)
 
