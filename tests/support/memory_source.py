@@ -79,11 +79,15 @@ class MemorySource:
             self.landing_bytes.append(nbytes)
         return MemoryLanding(self, nbytes)
 
-    def shared_already(self, file: SourceFile, at: int) -> None:
-        """Each piece is made when it is asked for."""
+    def shared_already(self, file: SourceFile, at: int) -> MemoryShare | None:
+        """Where it is not at hand, each piece is made when it is asked for."""
+        return self.shared_at_hand(file, at)
 
     def shared_at_hand(self, file: SourceFile, at: int) -> MemoryShare | None:
         return self.share(file, at) if self.at_hand else None
+
+    def is_surveyed(self, file: SourceFile, at: int) -> bool:
+        return True
 
     def share(self, file: SourceFile, at: int) -> MemoryShare:
         self.on_share(file, at)

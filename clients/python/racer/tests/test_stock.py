@@ -119,22 +119,28 @@ def put_model(daemon: FakeDaemon) -> tuple[list[str], dict[str, bytes]]:
     return names, contents
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the client's threads that were started, in order."""
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def noting(thread: threading.Thread) -> None:
+        if thread.name.startswith("racer-"):
+            names.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noting)
+    return names
+
+
 def test_the_next_rank_asks_once_for_each_file_and_starts_no_thread_to_load(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon, started: list[str]
 ) -> None:
     """The index comes in one exchange, and each shard's size, version, header and memory in
     another; nothing else is asked. What is at hand is mapped by the consumer."""
     names, contents = put_model(daemon)
     daemon.shared_already, daemon.share_chunk_bytes = True, 4 * MIB
-    started: list[str] = []
-    start = threading.Thread.start
-
-    def noting(thread: threading.Thread) -> None:
-        if thread.name.startswith("racer-"):
-            started.append(thread.name)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", noting)
     stream = load("racer://local/llama/m", framework="numpy", socket=daemon.path, names=names)
     loaded = dict(stream)
     assert {name: array.tobytes() for name, array in loaded.items()} == contents
@@ -148,19 +154,65 @@ def test_the_next_rank_asks_once_for_each_file_and_starts_no_thread_to_load(
     assert started == ["racer-model-keeper", "racer-model-0"]
 
 
-def test_the_next_rank_loads_what_was_not_at_hand_in_threads(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("pieces_max", "piece_bytes", "questions"),
+    [(1, 4 * MIB, [1, 1]), (64, 256 << 10, [2, 2]), (8, 128 << 10, [4, 4])],
+)
+def test_the_next_rank_asks_for_what_it_had_no_room_for_or_one_answer_did_not_hold(
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    started: list[str],
+    pieces_max: int,
+    piece_bytes: int,
+    questions: list[int],
 ) -> None:
-    """R35: a stock that is full leaves later files to the threads; every byte is right, and pieces
-    that were at hand are not asked for again."""
-    monkeypatch.setattr(stock, "_PIECES_MAX", 1)
+    """R35: models of many files, or of large ones. One thread asks, the consumer maps; every byte
+    is right, and no piece is asked for twice."""
+    monkeypatch.setattr(stock, "_PIECES_MAX", pieces_max)
     names, contents = put_model(daemon)
-    daemon.shared_already, daemon.share_chunk_bytes = True, 4 * MIB
+    daemon.shared_already, daemon.share_chunk_bytes = True, piece_bytes
     stream = load("racer://local/llama/m", framework="numpy", socket=daemon.path, names=names)
     assert {name: array.tobytes() for name, array in stream} == contents
     assert set(stream.report.rungs) == {"shared"}
-    assert daemon.count("GET /v1/share/llama/m/m-1") == 1
+    asked = [daemon.count(f"GET /v1/share/llama/m/m-{number}") for number in (1, 2)]
+    assert asked == questions
     assert daemon.count("POST /v1/share") == 0
+    loading = [name for name in started if name.startswith("racer-load")]
+    assert loading == ["racer-load-keeper", "racer-load-0"]
+
+
+def test_what_nobody_shares_yet_is_known_at_once_and_loaded_in_threads(
+    daemon: FakeDaemon, started: list[str]
+) -> None:
+    """R35: the answer with the version told that there is nothing."""
+    names, contents = put_model(daemon)
+    daemon.share_chunk_bytes = 4 * MIB
+    stream = load("racer://local/llama/m", framework="numpy", socket=daemon.path, names=names)
+    assert {name: array.tobytes() for name, array in stream} == contents
+    assert daemon.count("GET /v1/share") == 2
+    assert daemon.count("POST /v1/share") == 4
+    assert "racer-load-1" in started
+
+
+@pytest.mark.parametrize("code", [(503, "draining"), (500, "internal")])
+def test_a_question_in_the_middle_that_fails_ends_the_load(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, code: tuple[int, str]
+) -> None:
+    """R36: what the thread that asks meets is raised where the consumer waits."""
+    monkeypatch.setattr(stock, "_PIECES_MAX", 1)
+    names, _ = put_model(daemon)
+    daemon.shared_already, daemon.share_chunk_bytes = True, 4 * MIB
+
+    def refuse(_: Seen) -> Reply:
+        return error(*code)
+
+    daemon.always("GET /v1/share/llama/m/m-2", refuse)
+    stream = load(
+        "racer://local/llama/m", framework="numpy", socket=daemon.path, names=names, timeout=1
+    )
+    with pytest.raises(racer.RacerError):
+        dict(stream)
+    assert stream._closed
 
 
 def test_the_first_rank_asks_for_each_piece_once(daemon: FakeDaemon) -> None:

@@ -3,9 +3,9 @@
 Layer: loading, driver of a plan. Each of `in_flight` threads takes the next chunk and puts its
 pieces into their tensors; the consumer takes chunks in order. Where the source shares memory, that
 is mapped, and nothing is copied but small tensors; where it does not, or not now, the thread reads
-into a landing of its own and copies. What is at hand already (memory that others share, asked about
-when the headers were read) the consumer maps itself: no thread is started before there is something
-to wait for.
+into a landing of its own and copies. What others share already the consumer maps itself. What that
+is was told when the headers were read, or is asked for by the first thread, some pieces at a time:
+the other threads are not started before there is something to wait for.
 
 At most `in_flight` chunks are between having been started and having been taken, so that memory
 beyond the consumer's own tensors is bounded by `in_flight` landings and as much again in tensors
@@ -39,6 +39,13 @@ _RUN_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class _Survey:
+    """What the first thread is told: to find out who shares the chunk of that number."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkDone:
     """Where a chunk's bytes came from, how many each, and how long putting them on took."""
 
@@ -65,13 +72,14 @@ class Pipeline:
         self._sharing = sharing
         self._landing_bytes = max((chunk.nbytes for chunk in plan.chunks), default=0)
         self._count = min(in_flight, len(plan.chunks))
-        self._todo: SimpleQueue[int | None] = SimpleQueue()
-        self._results: SimpleQueue[tuple[int, ChunkDone] | BaseException] = SimpleQueue()
+        self._todo: SimpleQueue[int | _Survey | None] = SimpleQueue()
+        self._results: SimpleQueue[tuple[int, ChunkDone] | _Survey | BaseException] = SimpleQueue()
         # The consumer's own: chunks that came before they were asked for, and the next to start.
         self._early: dict[int, ChunkDone] = {}
         self._following = 0
         self._mapped = 0  # Chunks before this one have all their memory at hand.
-        self._started = False  # Whether there are threads: the consumer only waits, from then on.
+        self._started = False  # Whether the threads have taken over: the consumer only waits then.
+        self._first_started = False
         # The workers' own, but for finished tensors.
         self._building: dict[int, Building] = {}
         self._building_lock = threading.Lock()
@@ -89,7 +97,12 @@ class Pipeline:
         self._following = index
         for _ in range(self._count):
             self._let_one_start()
-        self._workers.start()
+        self._start_first()
+
+    def _start_first(self) -> None:
+        if not self._first_started:
+            self._first_started = True
+            self._workers.start()
 
     def _let_one_start(self) -> None:
         if self._following < len(self._plan.chunks):
@@ -104,14 +117,22 @@ class Pipeline:
         if not self._started and not self._map_at_hand(index):
             self._start_at(index)
         while index not in self._early:
+            self._wait()
+        return self._early.pop(index)
+
+    def _wait(self) -> _Survey | None:
+        """Waits for a chunk, or for a survey, which is returned. Raises what ended a thread."""
+        while True:
             try:
                 result = self._results.get(timeout=NOTICE_SECONDS)
             except Empty:
                 continue
             if isinstance(result, BaseException):
                 raise result
+            if isinstance(result, _Survey):
+                return result
             self._early[result[0]] = result[1]
-        return self._early.pop(index)
+            return None
 
     def take_tensor(self, number: int) -> Any:
         """A finished tensor, which is the caller's alone from now on."""
@@ -123,10 +144,13 @@ class Pipeline:
             self._let_one_start()
 
     def _map_at_hand(self, index: int) -> bool:
-        """Maps chunk `index`, if its memory is all here already, which takes no waiting. Only while
-        there are no threads."""
+        """Maps chunk `index`, if others share all its memory already. Only while the threads have
+        not taken over."""
         if index >= self._mapped:
             run = self._run_at_hand(index)
+            if not run and not self._sharing.is_surveyed(self._plan.chunks[index]):
+                self._survey(index)
+                run = self._run_at_hand(index)
             if not run:
                 return False
             with self._shares_of(run) as shares:
@@ -134,6 +158,13 @@ class Pipeline:
             self._mapped = index + len(run)
         self._early[index] = self._read(self._plan.chunks[index], None)
         return True
+
+    def _survey(self, index: int) -> None:
+        """Has the first thread ask: an interrupt here loses nothing that an answer brings."""
+        self._start_first()
+        self._todo.put(_Survey(index))
+        while self._wait() is None:
+            pass
 
     def _run_at_hand(self, index: int) -> list[Chunk]:
         """Chunks of one file, each beginning where the one before it ends."""
@@ -187,8 +218,12 @@ class Pipeline:
     def _work(self) -> None:
         landing = _LandingWhenNeeded(self._framework, self._source, self._landing_bytes)
         try:
-            while (index := self._todo.get()) is not None:
-                self._results.put((index, self._read(self._plan.chunks[index], landing)))
+            while (todo := self._todo.get()) is not None:
+                if isinstance(todo, _Survey):
+                    self._sharing.survey(self._plan.chunks[todo.index])
+                    self._results.put(todo)
+                else:
+                    self._results.put((todo, self._read(self._plan.chunks[todo], landing)))
         except BaseException as error:  # noqa: BLE001 - raised again where the consumer waits
             self._results.put(error)
         finally:

@@ -70,11 +70,25 @@ class Sharing:
 
     def is_at_hand(self, chunk: Chunk) -> bool:
         """Whether all that the chunk will ask for is here, so that nobody has to be waited for."""
-        if not self._on:
-            return False
+        return self._on and self._is_there(chunk, self._source.shared_at_hand)
+
+    def is_surveyed(self, chunk: Chunk) -> bool:
+        """Whether it was found out already what of the chunk others share: `survey` asks nobody."""
+        return not self._on or self._source.is_surveyed(
+            chunk.file, max(chunk.start, chunk.stop - 1)
+        )
+
+    def survey(self, chunk: Chunk) -> None:
+        """Finds out, with one short question, what of the chunk others share, and of what follows;
+        that is at hand then. Nothing is opened for it."""
+        if self._on:
+            self._is_there(chunk, self._source.shared_already)
+
+    def _is_there(self, chunk: Chunk, ask: Callable[[SourceFile, int], SourceShare | None]) -> bool:
+        """Whether `ask` gives all pieces of the chunk, which are kept."""
         at = chunk.start
         while at < chunk.stop:
-            share = self._get(chunk.file, at, self._source.shared_at_hand)
+            share = self._get(chunk.file, at, ask)
             if share is None:
                 return False
             stop, kept = share.stop, share is self._piece_of(chunk.file, at).share
