@@ -51,7 +51,7 @@ def condition_of(mount: Mount | None, watch: DiskWatch, budget: WriteBudget) -> 
         direct=live.slab.device.direct,
         full_seconds=writer.full_seconds(now),
         at_floor=writer.at_floor,
-        segments=live.engine.segments.ever_prepared,
+        segments=live.engine.segments.taking_space,
         budget_left=left,
         record_bytes=live.slab.geometry.full_record_bytes,
         full_quotas=_full_quotas(live),

@@ -56,7 +56,7 @@ class Segments:
         return len(self.states)
 
     @property
-    def ever_prepared(self) -> int:
+    def taking_space(self) -> int:
         """How many segments take space on the medium."""
         return len(self.states) - len(self.fresh)
 

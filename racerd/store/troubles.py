@@ -82,3 +82,15 @@ def floor_meaning(segments: int) -> str:
     if segments == 0:
         return "the slab has no room, no pages are kept on it"
     return "the slab does not grow, new pages take the place of old ones"
+
+
+def floor_reason(ratio: float, wanted: int) -> str:
+    """Why a slab does not grow by `wanted` bytes, or gives some back where that is 0; and what to
+    do. `ratio` is the share of the file system that stays free."""
+    if not ratio:
+        return f"its file system has no room for another {format_bytes(wanted)} (free some)"
+    percent = f"{ratio * 100:g}%"
+    if wanted:
+        why = f"another {format_bytes(wanted)} would leave less than {percent} of its file system"
+        return f"{why} free (free some space, or lower free_space_floor)"
+    return f"less than {percent} of its file system is free (free some, or lower free_space_floor)"

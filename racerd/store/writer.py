@@ -22,7 +22,7 @@ from racerd.store.geometry import BLOCK_BYTES
 from racerd.store.live import LiveSlab
 from racerd.store.settings import StoreSettings
 from racerd.store.superblock import encode_segment_header
-from racerd.store.troubles import floor_meaning
+from racerd.store.troubles import floor_meaning, floor_reason
 from racerd.store.watch import DiskWatch
 from racerd.telemetry import Metrics
 
@@ -48,6 +48,7 @@ class SlabWriter:
         self._settings = settings
         self._full_until = 0.0
         self.at_floor = False  # The floor of free space keeps the slab from growing.
+        self._floor_said = ""
         self._floor_said_until = 0.0
         self._space = threading.Lock()  # Held by the one thread that reserves or evicts.
 
@@ -279,7 +280,7 @@ class SlabWriter:
             missing = slab.missing_bytes()
             wanted = slab.geometry.segment_bytes if live.engine.segments.fresh else 0
             self.at_floor = slab.missing_bytes(wanted) > 0
-        self._tell_floor(self._watch.now())
+        self._tell_floor(wanted)
         live.engine.retrying = True
         if missing == 0:
             live.engine.growing = True
@@ -302,15 +303,16 @@ class SlabWriter:
         finally:
             self._space.release()
 
-    def _tell_floor(self, now: float) -> None:
+    def _tell_floor(self, wanted: int) -> None:
+        """`wanted`: bytes that the slab would grow by. Once an incident, and when its meaning
+        changes."""
         self._metrics.store_at_floor.labels(self._label).set(self.at_floor)
         if not self.at_floor:
             return
-        if now >= self._floor_said_until:
-            log.warning(
-                "%s: less than %.0f%% of its file system is free: %s. Free some space, or lower"
-                " free_space_floor",
-                self._label, self._settings.free_floor_ratio * 100,
-                floor_meaning(self._live.engine.segments.ever_prepared),
-            )  # fmt: skip
+        now = self._watch.now()
+        meaning = floor_meaning(self._live.engine.segments.taking_space)
+        if now >= self._floor_said_until or meaning != self._floor_said:
+            why = floor_reason(self._settings.free_floor_ratio, wanted)
+            log.warning("%s: %s: %s", self._label, why, meaning)
+            self._floor_said = meaning
         self._floor_said_until = now + FLOOR_QUIET_SECONDS

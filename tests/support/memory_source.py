@@ -86,9 +86,6 @@ class MemorySource:
     def shared_at_hand(self, file: SourceFile, at: int) -> MemoryShare | None:
         return self.share(file, at) if self.at_hand else None
 
-    def is_surveyed(self, file: SourceFile, at: int) -> bool:
-        return True
-
     def share(self, file: SourceFile, at: int) -> MemoryShare:
         self.on_share(file, at)
         if self.cancelled.is_set():

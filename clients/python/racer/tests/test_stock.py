@@ -18,6 +18,7 @@ from racer.models import stock
 from racer.models.prefix import RacerSource
 from racer.models.source import SourceFile
 from racer.results import Front
+from racer.window import Window
 from racer.wire import ResponseHead
 from tests.support.safetensors_bytes import model_file
 
@@ -171,12 +172,21 @@ def test_the_next_rank_asks_for_what_it_had_no_room_for_or_one_answer_did_not_ho
     monkeypatch.setattr(stock, "_PIECES_MAX", pieces_max)
     names, contents = put_model(daemon)
     daemon.shared_already, daemon.share_chunk_bytes = True, piece_bytes
+    mapping: set[int] = set()
+    real = Window.map_shared
+
+    def noting(self: Window, *where: int) -> None:
+        mapping.add(threading.get_ident())
+        real(self, *where)
+
+    monkeypatch.setattr(Window, "map_shared", noting)
     stream = load("racer://local/llama/m", framework="numpy", socket=daemon.path, names=names)
     assert {name: array.tobytes() for name, array in stream} == contents
     assert set(stream.report.rungs) == {"shared"}
     asked = [daemon.count(f"GET /v1/share/llama/m/m-{number}") for number in (1, 2)]
     assert asked == questions
     assert daemon.count("POST /v1/share") == 0
+    assert mapping == {threading.get_ident()}
     loading = [name for name in started if name.startswith("racer-load")]
     assert loading == ["racer-load-keeper", "racer-load-0"]
 
@@ -210,8 +220,9 @@ def test_a_question_in_the_middle_that_fails_ends_the_load(
     stream = load(
         "racer://local/llama/m", framework="numpy", socket=daemon.path, names=names, timeout=1
     )
-    with pytest.raises(racer.RacerError):
+    with pytest.raises(racer.RacerError) as caught:
         dict(stream)
+    assert "who shares bytes" in "".join(caught.value.__notes__)
     assert stream._closed
 
 

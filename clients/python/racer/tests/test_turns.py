@@ -2,44 +2,106 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
 import racer
+import racer.turns as turns_module
 from clients.python.racer.tests.fake_daemon import FakeDaemon
 from clients.python.racer.tests.patterns import MIB, pattern
 from racer.deadline import Deadline
 from racer.errors import DeadlineExceeded
+from racer.lent import Lent
 from racer.loading import load
 from racer.turns import Flag, Turns
 from tests.support.safetensors_bytes import model_file
 
 
-def test_whoever_waits_gets_what_changes() -> None:
-    turns, stock, got = Turns(), [0], []
+@pytest.fixture
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits is woken, or waits until its deadline."""
+    monkeypatch.setattr(turns_module, "_LOOK_SECONDS", 1e6)
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Waits for what other threads do. Bounded; the wait is not what is tested."""
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_whoever_waits_gets_what_changes(no_second_look: None) -> None:
+    """The one who has waited longest is woken, and nobody else."""
+    turns = Turns()
+    stock, got, attempts = [-1], list[int](), [0]
 
     def take() -> int | None:
+        attempts[0] += 1
         return stock.pop() if stock else None
 
-    assert turns.until(take, Deadline.after(60)) == 0
-    threads = [
-        threading.Thread(target=lambda: got.append(turns.until(take, Deadline.after(60))))
-        for _ in range(4)
-    ]
-    for thread in threads:
+    assert turns.until(take, Deadline.after(60)) == -1
+    threads = []
+    for number in range(4):
+        thread = threading.Thread(
+            target=lambda number=number: got.append(
+                10 * number + turns.until(take, Deadline.after(60))
+            )
+        )
         thread.start()
+        threads.append(thread)
+        eventually(lambda number=number: len(turns._waiting) == number + 1)
+    attempts[0] = 0
     for number in range(4):
         with turns.lock:
             stock.append(number)
-            turns.changed()
+            turns.wake()
+        eventually(lambda number=number: len(got) == number + 1)
     for thread in threads:
         thread.join()
-    assert sorted(got) == [0, 1, 2, 3]
+    assert got == [0, 11, 22, 33]
+    assert attempts[0] == 4
+    assert not turns._waiting
+
+
+def test_a_turn_that_is_not_taken_is_the_next_one_s(
+    no_second_look: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is woken and goes without, for its deadline or an interrupt, wakes another."""
+    turns, woken = Turns(), list[str]()
+
+    def first() -> int | None:
+        if "first" in woken:
+            raise KeyboardInterrupt
+        return None
+
+    def second() -> int | None:
+        return 1 if "second" in woken else None
+
+    def wait_first() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            turns.until(first, Deadline.after(60))
+
+    threads = [
+        threading.Thread(target=wait_first),
+        threading.Thread(target=lambda: turns.until(second, Deadline.after(60))),
+    ]
+    for number, thread in enumerate(threads):
+        thread.start()
+        eventually(lambda number=number: len(turns._waiting) == number + 1)
+    with turns.lock:
+        woken += ["first", "second"]
+        turns.wake()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_waiting_ends_with_the_deadline_and_with_errors() -> None:
@@ -57,35 +119,112 @@ def test_waiting_ends_with_the_deadline_and_with_errors() -> None:
 
 def test_a_wake_up_that_never_came() -> None:
     """An interrupt hit the one who had changed something, before it could say so."""
-    turns, there, looks = Turns(), [False], []
+    turns, there, got = Turns(), list[int](), list[int]()
     looked = threading.Event()
 
-    def look() -> bool | None:
-        looks.append(1)
+    def look() -> int | None:
         looked.set()
-        return True if there[0] else None
+        return there[0] if there else None
 
-    thread = threading.Thread(target=turns.until, args=(look, Deadline.after(60)))
+    thread = threading.Thread(target=lambda: got.append(turns.until(look, Deadline.after(20))))
     thread.start()
     looked.wait()
-    there[0] = True
+    there.append(1)
     thread.join()
-    assert len(looks) > 1
+    assert got == [1]
+    assert not turns._waiting
 
 
-def test_a_flag_wakes_all_who_wait_and_stays_set() -> None:
+def test_a_flag_wakes_all_who_wait_and_stays_set(no_second_look: None) -> None:
     flag = Flag()
     assert not flag.wait(0.001) and not flag.wait(0.0)
+    assert not flag._turns._waiting, "who waited in vain leaves nothing"
     told: list[bool] = []
     threads = [threading.Thread(target=lambda: told.append(flag.wait(60))) for _ in range(3)]
     for thread in threads:
         thread.start()
+    eventually(lambda: len(flag._turns._waiting) == 3)
     flag.set()
     flag.set()
     for thread in threads:
-        thread.join()
+        thread.join(30)
     assert told == [True] * 3
     assert flag.wait(60) and flag.is_set()
+
+
+def test_what_is_lent_is_counted_as_long_as_somebody_has_it() -> None:
+    class Thing:
+        pass
+
+    lent: Lent[Thing] = Lent()
+    first, second = Thing(), Thing()
+    lent.add(first)
+    lent.add(second)
+    assert lent.reached(2) and not lent.reached(3) and len(lent) == 2
+    del second  # Its holder lost it.
+    assert not lent.reached(2) and list(lent) == [first]
+    assert lent.remove(first) and not lent.remove(first)
+    assert not lent.reached(1)
+
+
+def test_who_waits_for_a_connection_or_a_slot_gets_the_next_one(
+    daemon: FakeDaemon, no_second_look: None
+) -> None:
+    daemon.put("llama", "w", pattern(3 * MIB))
+    with racer.Client(socket=daemon.path, connections_max=1) as client:
+        pool, ring, got = client._endpoint("local").pool, client._ring, list[object]()
+        with pool.lease(Deadline.after(60)):
+            thread = threading.Thread(target=lambda: got.append(pool.take(Deadline.after(60))))
+            thread.start()
+            eventually(lambda: len(pool._turns._waiting) == 1)
+        thread.join(30)
+        assert not thread.is_alive()
+        pool.give_back(got.pop())  # type: ignore[arg-type]
+        holds = [ring.enter(Deadline.after(60)) for _ in range(ring._slots)]
+        thread = threading.Thread(target=lambda: got.append(ring.enter(Deadline.after(60))))
+        thread.start()
+        eventually(lambda: len(ring._turns._waiting) == 1)
+        with holds.pop():
+            pass
+        thread.join(30)
+        assert not thread.is_alive()
+        # Those that are lost (an interrupt came before their holder had them) are made anew.
+        holds.clear()
+        got.clear()
+        gc.collect()
+        assert client.read("racer://local/llama/w") == pattern(3 * MIB)
+        waiting = [ring.enter(Deadline.after(5)) for _ in range(ring._slots)]
+        assert ring.take_nowait() is None
+        for hold in waiting:
+            hold.__exit__()
+
+
+def test_closing_wakes_all_who_wait(daemon: FakeDaemon, no_second_look: None) -> None:
+    client = racer.Client(socket=daemon.path, connections_max=1)
+    pool, ring, told = client._endpoint("local").pool, client._ring, list[BaseException]()
+
+    def waiting(take: Callable[[Deadline], object]) -> None:
+        try:
+            take(Deadline.after(60))
+        except racer.Closed as error:
+            told.append(error)
+
+    holds = [ring.enter(Deadline.after(60)) for _ in range(ring._slots)]
+    connection = pool.take(Deadline.after(60))
+    threads = [
+        threading.Thread(target=waiting, args=(take,))
+        for take in (pool.take, pool.take, ring.enter, ring.enter)
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(pool._turns._waiting) == len(ring._turns._waiting) == 2)
+    client.close()
+    for thread in threads:
+        thread.join(30)
+    assert len(told) == 4
+    pool.give_back(connection)
+    for hold in holds:
+        hold.__exit__()
 
 
 @pytest.fixture

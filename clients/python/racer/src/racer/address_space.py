@@ -36,6 +36,8 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class Reservation:
     """Addresses of our own, without memory behind them; `map_over` puts something there.
 
+    To the limit of a process's data (RLIMIT_DATA) they count until then, or until `forbid`.
+
     Given back, with what was mapped over them, when nobody refers to this any more. They belong to
     an object from their first moment: an interrupt between any two steps loses none.
     """

@@ -15,6 +15,7 @@ from racer import answers, requests
 from racer.deadline import Deadline
 from racer.endpoint import Endpoint, is_refusal
 from racer.errors import Closed, RacerError
+from racer.lent import Lent
 from racer.memory import PageKind, SharedMemory
 from racer.results import HostRead, add_rungs
 from racer.streaming import get_into
@@ -172,7 +173,7 @@ class SharedSlots(Generic[S]):
     def __init__(self, slot_bytes: int, slots: int) -> None:
         self.slot_bytes = slot_bytes
         self._slots = slots
-        self._made = 0
+        self._made: Lent[S] = Lent()  # Those in use, and those that wait.
         self._turns = Turns()
         self._targets: list[S] = []
         self._closed = False
@@ -196,10 +197,11 @@ class SharedSlots(Generic[S]):
             raise Closed("the client was closed")
         if self._targets:
             return self._targets.pop()
-        if self._made == self._slots:
+        if self._made.reached(self._slots):
             return None
         target = self.make()
-        self._made += target is not None
+        if target is not None:
+            self._made.add(target)
         return target
 
     def give_back(self, target: S) -> None:
@@ -208,8 +210,8 @@ class SharedSlots(Generic[S]):
             if keep:
                 self._targets.append(target)
             else:
-                self._made -= 1
-            self._turns.changed()
+                self._made.remove(target)
+            self._turns.wake()
         if not keep:
             target.close()
 
@@ -218,14 +220,14 @@ class SharedSlots(Generic[S]):
         with self._turns.lock:
             self._closed = True
             targets, self._targets = self._targets, []
-            self._turns.changed()
+            self._turns.wake_all()
         for target in targets:
             target.close()
 
     def after_fork_in_child(self) -> None:
         """The parent's memory is not ours to read into: the child starts without."""
         self._turns = Turns()
-        targets, self._targets, self._made = self._targets, [], 0
+        targets, self._targets, self._made = self._targets, [], Lent()
         for target in targets:
             target.memory.close()
 

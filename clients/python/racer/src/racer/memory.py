@@ -70,8 +70,8 @@ class SharedMemory:
         self.page_kind = page_kind
         self.touched = False
         self.target_bytes = len(mapping)
-        self._mapping: mmap.mmap | None = mapping
         self._view: memoryview | None = memoryview(mapping)[:size]
+        self._mapping: mmap.mmap | None = mapping  # The last: from here on there is what to close.
 
     @classmethod
     def allocate(cls, size: int, *, populate: bool = False) -> SharedMemory:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from racer.connection import Connection
 from racer.deadline import Deadline
 from racer.errors import Closed
+from racer.lent import Lent
 from racer.socket_path import SocketPlace
 from racer.turns import Turns
 
@@ -33,7 +34,7 @@ class ConnectionPool:
     def _start_empty(self) -> None:
         self._turns = Turns()
         self._idle: list[Connection] = []
-        self._taken: set[Connection] = set()
+        self._taken: Lent[Connection] = Lent()
 
     def take(self, deadline: Deadline) -> Connection:
         """Returns a connection that is the caller's alone until `give_back`.
@@ -51,7 +52,7 @@ class ConnectionPool:
         """With the lock held: connecting to a Unix socket takes microseconds or fails."""
         if self._closed:
             raise Closed("the client was closed")
-        if len(self._taken) >= self._connections_max:
+        if self._taken.reached(self._connections_max):
             return None
         while self._idle:
             # The last one used first: the others may grow old and be closed by the daemon.
@@ -67,9 +68,8 @@ class ConnectionPool:
     def give_back(self, connection: Connection) -> None:
         """Ends what `take` began. Closes the connection unless it is idle."""
         with self._turns.lock:
-            if connection in self._taken:
-                self._taken.remove(connection)
-                self._turns.changed()
+            if self._taken.remove(connection):
+                self._turns.wake()
             if connection.idle and not self._closed:
                 self._idle.append(connection)
             else:
@@ -97,7 +97,7 @@ class ConnectionPool:
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
-            self._turns.changed()
+            self._turns.wake_all()
 
     def abort(self) -> None:
         """`close`, and the exchanges that are running in other threads end as lost, at once."""

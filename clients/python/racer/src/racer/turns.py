@@ -23,31 +23,52 @@ _LOOK_SECONDS = 0.5
 
 
 class Turns:
-    """`lock` guards something; `until` waits for it to change, `changed` says that it did."""
+    """`lock` guards something; `until` waits for it to change, `wake` says that it did."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._waiting: list[threading.Lock] = []
+        self._waiting: list[
+            threading.Lock
+        ] = []  # One for each who waits, locked; the oldest first.
 
     def until(self, attempt: Callable[[], T | None], deadline: Deadline) -> T:
         """What `attempt` returns as soon as that is not None; it is called with the lock held.
 
         Raises what `attempt` raises, and DeadlineExceeded.
         """
-        while True:
+        with self.lock:
+            got = attempt()
+            if got is not None:
+                return got
+        turn = threading.Lock()
+        turn.acquire()
+        served = False
+        try:
+            while True:
+                with self.lock:
+                    got = attempt()
+                    if got is not None:
+                        served = True
+                        return got
+                    if turn not in self._waiting:
+                        self._waiting.append(turn)
+                turn.acquire(timeout=min(deadline.check(), _LOOK_SECONDS))
+        finally:
             with self.lock:
-                got = attempt()
-                if got is not None:
-                    return got
-                turn = threading.Lock()
-                turn.acquire()
-                self._waiting.append(turn)
-            turn.acquire(timeout=min(deadline.check(), _LOOK_SECONDS))
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                elif not served:
+                    self.wake()  # It was this one's turn, and it goes without.
 
-    def changed(self) -> None:
-        """With the lock held: all who wait try again."""
+    def wake(self) -> None:
+        """With the lock held: who has waited longest tries again."""
+        if self._waiting:
+            self._waiting.pop(0).release()
+
+    def wake_all(self) -> None:
+        """With the lock held."""
         while self._waiting:
-            self._waiting.pop().release()
+            self.wake()
 
 
 class Flag:
@@ -60,7 +81,7 @@ class Flag:
     def set(self) -> None:
         self._set = True
         with self._turns.lock:
-            self._turns.changed()
+            self._turns.wake_all()
 
     def is_set(self) -> bool:
         return self._set

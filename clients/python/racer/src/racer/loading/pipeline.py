@@ -78,8 +78,8 @@ class Pipeline:
         self._early: dict[int, ChunkDone] = {}
         self._following = 0
         self._mapped = 0  # Chunks before this one have all their memory at hand.
-        self._started = False  # Whether the threads have taken over: the consumer only waits then.
-        self._first_started = False
+        self._threads_started = False
+        self._taken_over = False  # By the threads: the consumer only waits from then on.
         # The workers' own, but for finished tensors.
         self._building: dict[int, Building] = {}
         self._building_lock = threading.Lock()
@@ -93,15 +93,15 @@ class Pipeline:
 
     def _start_at(self, index: int) -> None:
         """Leaves chunk `index` and all that follow to the threads."""
-        self._started = True
+        self._taken_over = True
         self._following = index
         for _ in range(self._count):
             self._let_one_start()
         self._start_first()
 
     def _start_first(self) -> None:
-        if not self._first_started:
-            self._first_started = True
+        if not self._threads_started:
+            self._threads_started = True
             self._workers.start()
 
     def _let_one_start(self) -> None:
@@ -114,7 +114,7 @@ class Pipeline:
 
         Raises what ended a read, be it of this chunk or of a later one.
         """
-        if not self._started and not self._map_at_hand(index):
+        if not self._taken_over and not self._map_at_hand(index):
             self._start_at(index)
         while index not in self._early:
             self._wait()
@@ -140,7 +140,7 @@ class Pipeline:
 
     def release(self) -> None:
         """The consumer has taken all tensors of another chunk: a later one may be started."""
-        if self._started:
+        if self._taken_over:
             self._let_one_start()
 
     def _map_at_hand(self, index: int) -> bool:
@@ -148,7 +148,7 @@ class Pipeline:
         not taken over."""
         if index >= self._mapped:
             run = self._run_at_hand(index)
-            if not run and not self._sharing.is_surveyed(self._plan.chunks[index]):
+            if not run:
                 self._survey(index)
                 run = self._run_at_hand(index)
             if not run:
@@ -220,7 +220,7 @@ class Pipeline:
         try:
             while (todo := self._todo.get()) is not None:
                 if isinstance(todo, _Survey):
-                    self._sharing.survey(self._plan.chunks[todo.index])
+                    self._ask_about(self._plan.chunks[todo.index])
                     self._results.put(todo)
                 else:
                     self._results.put((todo, self._read(self._plan.chunks[todo], landing)))
@@ -228,6 +228,16 @@ class Pipeline:
             self._results.put(error)
         finally:
             landing.close()
+
+    def _ask_about(self, chunk: Chunk) -> None:
+        try:
+            self._sharing.survey(chunk)
+        except Exception as error:
+            error.add_note(
+                f"while it was asked who shares bytes {chunk.start}-{chunk.stop} of"
+                f" {chunk.file.url}"
+            )
+            raise
 
     def _read(self, chunk: Chunk, landing: _LandingWhenNeeded | None) -> ChunkDone:
         """`landing` is None where all of the chunk is at hand."""

@@ -72,15 +72,11 @@ class Sharing:
         """Whether all that the chunk will ask for is here, so that nobody has to be waited for."""
         return self._on and self._is_there(chunk, self._source.shared_at_hand)
 
-    def is_surveyed(self, chunk: Chunk) -> bool:
-        """Whether it was found out already what of the chunk others share: `survey` asks nobody."""
-        return not self._on or self._source.is_surveyed(
-            chunk.file, max(chunk.start, chunk.stop - 1)
-        )
-
     def survey(self, chunk: Chunk) -> None:
-        """Finds out, with one short question, what of the chunk others share, and of what follows;
-        that is at hand then. Nothing is opened for it."""
+        """Finds out what of the chunk others share, and of what follows: that is at hand then.
+
+        Asks only where no answer has told yet, which is short, and opens nothing.
+        """
         if self._on:
             self._is_there(chunk, self._source.shared_already)
 

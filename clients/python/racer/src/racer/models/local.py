@@ -105,9 +105,6 @@ class LocalSource:
     def shared_at_hand(self, file: SourceFile, at: int) -> None:
         """See `share`."""
 
-    def is_surveyed(self, file: SourceFile, at: int) -> bool:
-        return True
-
     def share(self, file: SourceFile, at: int) -> NoReturn:
         raise ShareRefused("a directory shares no memory")
 

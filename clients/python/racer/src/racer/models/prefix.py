@@ -164,9 +164,6 @@ class RacerSource:
         shared = self._stock.take_at_hand(file, at) if self._stock is not None else None
         return None if shared is None else _checked(file, shared)
 
-    def is_surveyed(self, file: SourceFile, at: int) -> bool:
-        return self._stock is None or self._stock.is_surveyed(file, at)
-
     def reads_into(self, device: object) -> bool:
         if self._gpu is None:
             from racer.models.device import serves_gpu  # Not for those who load into host memory.

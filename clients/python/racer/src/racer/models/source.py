@@ -124,9 +124,6 @@ class Source(Protocol):
     def shared_at_hand(self, file: SourceFile, at: int) -> SourceShare | None:
         """As `shared_already`, where that asks nobody: what was found out before is enough."""
 
-    def is_surveyed(self, file: SourceFile, at: int) -> bool:
-        """Whether `shared_already` would ask nobody."""
-
     def share(self, file: SourceFile, at: int) -> SourceShare:
         """The piece of shared memory that holds byte `at`; the caller closes it.
 

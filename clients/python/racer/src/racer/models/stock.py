@@ -51,13 +51,9 @@ class SharedStock:
     def take(self, file: SourceFile, at: int) -> SharedChunk | None:
         """The piece with byte `at`, which is the caller's; None where it has to be asked for."""
         with self._asking:  # Whoever comes second finds what the first one's question brings.
-            if not self.is_surveyed(file, at):
+            if at >= self._surveyed.get((file.url, file.version), 0):
                 self._ask(file.url, at, file.version)
         return self.take_at_hand(file, at)
-
-    def is_surveyed(self, file: SourceFile, at: int) -> bool:
-        """Whether an answer has told already if the piece with byte `at` is shared."""
-        return self._refused or at < self._surveyed.get((file.url, file.version), 0)
 
     def take_at_hand(self, file: SourceFile, at: int) -> SharedChunk | None:
         """As `take`, of what was brought before: nobody is asked."""
