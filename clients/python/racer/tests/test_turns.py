@@ -126,12 +126,14 @@ def test_a_wake_up_that_never_came() -> None:
         looked.set()
         return there[0] if there else None
 
-    thread = threading.Thread(target=lambda: got.append(turns.until(look, Deadline.after(20))))
+    thread = threading.Thread(
+        target=lambda: got.append(turns.until(look, Deadline.after(600))), daemon=True
+    )
     thread.start()
     looked.wait()
     there.append(1)
+    eventually(lambda: got == [1])
     thread.join()
-    assert got == [1]
     assert not turns._waiting
 
 
@@ -205,23 +207,23 @@ def test_closing_wakes_all_who_wait(daemon: FakeDaemon, no_second_look: None) ->
 
     def waiting(take: Callable[[Deadline], object]) -> None:
         try:
-            take(Deadline.after(60))
+            take(Deadline.after(600))
         except racer.Closed as error:
             told.append(error)
 
     holds = [ring.enter(Deadline.after(60)) for _ in range(ring._slots)]
     connection = pool.take(Deadline.after(60))
     threads = [
-        threading.Thread(target=waiting, args=(take,))
+        threading.Thread(target=waiting, args=(take,), daemon=True)
         for take in (pool.take, pool.take, ring.enter, ring.enter)
     ]
     for thread in threads:
         thread.start()
     eventually(lambda: len(pool._turns._waiting) == len(ring._turns._waiting) == 2)
     client.close()
+    eventually(lambda: len(told) == 4)
     for thread in threads:
-        thread.join(30)
-    assert len(told) == 4
+        thread.join()
     pool.give_back(connection)
     for hold in holds:
         hold.__exit__()
