@@ -21,6 +21,7 @@ from racer.errors import ConnectionLost
 from racer.loading import TensorStream
 from racer.models import SourceFile
 from racer.safetensors import SafetensorsError
+from tests.support.interrupts import run_interrupted
 from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
 
@@ -381,74 +382,35 @@ def test_interrupt_while_waiting() -> None:
 
 
 INTERRUPTED = """
-import random, signal, threading
+import threading
 from racer.loading import TensorStream
+from tests.support.interrupts import count, interrupted, start
 from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
-from tests.support.threads import join_others
 
 content, contents = model_file({f"t{n}": ("U8", [90_000]) for n in range(30)})
-armed, interrupts = False, 0
 
-def interrupt(number, frame):
-    global left, interrupts
-    if not armed:
-        return
-    left -= 1
-    interrupts += 1
-    if left:
-        signal.setitimer(signal.ITIMER_REAL, moment.random() * 1e-3 + 1e-6)
-    raise KeyboardInterrupt
-
-def one_round(source):
+def one_round():
     with TensorStream(source, framework="numpy", chunk_bytes=65536) as stream:
         for name, array in stream:
             assert array.tobytes() == contents[name]
 
-def survive(depth):
-    try:
-        if depth:
-            survive(depth - 1)
-        else:
-            one_round(source)
-    except KeyboardInterrupt:
-        pass
-
-signal.signal(signal.SIGALRM, interrupt)
-one_round(MemorySource({"m.safetensors": content}))  # Imports, which interrupts may break.
+start()
+source = MemorySource({"m.safetensors": content})
+one_round()  # Imports, which interrupts may break.
 for number in range(150):
-    moment = random.Random(number)
     source = MemorySource({"m.safetensors": content})
-    left, armed = 2, True
-    try:
-        signal.setitimer(signal.ITIMER_REAL, moment.random() * 0.02 + 1e-5)
-        survive(4)
-        armed = False
-    except KeyboardInterrupt:
-        armed = False
-    join_others()
+    interrupted(one_round, number, 0.02)
     assert len(threading.enumerate()) == 1, (number, threading.enumerate())
     assert source.reading == 0, number
     assert source.events.count("landing closed") == len(source.landing_bytes), number
-signal.setitimer(signal.ITIMER_REAL, 0)
-print(interrupts)
+print(count())
 """
 
 
 def test_interrupts_at_any_moment() -> None:
-    """R36: wherever Ctrl-C hits, again and again, no thread, read or landing is left.
-
-    The moments are random; the outcome is not.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10
+    """R36: wherever Ctrl-C hits, again and again, no thread, read or landing is left."""
+    run_interrupted(INTERRUPTED)
 
 
 def test_a_failed_read_ends_the_others() -> None:

@@ -6,8 +6,6 @@ import gc
 import logging
 import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from racer.loading.plan import Chunk, LoadPlan
 from racer.loading.sharing import Sharing, share_of
 from racer.models import SourceFile
 from racer.window import windows_count
+from tests.support.interrupts import run_interrupted
 from tests.support.memory_source import MemoryShare, MemorySource
 from tests.support.safetensors_bytes import model_file
 
@@ -391,34 +390,16 @@ def test_what_is_kept_for_chunks_to_come_is_closed_with_the_stream(
 
 
 INTERRUPTED = """
-import gc, os, random, signal
+import gc, os
 from pathlib import Path
 from racer.loading import TensorStream
 from racer.window import windows_count
+from tests.support.interrupts import count, interrupted, start
 from tests.support.memory_source import MemorySource
 from tests.support.safetensors_bytes import model_file
-from tests.support.threads import join_others
 
 MIB = 1 << 20
 content, contents = model_file({f"t{n}": ("U8", [MIB + 4096 * n]) for n in range(12)})
-armed, interrupts = False, 0
-
-def interrupt(number, frame):
-    global left, interrupts
-    if not armed:
-        return
-    # The test's own memory has no owner for a moment: not there. Later, and not so soon that it
-    # comes before this has returned, over and over on a busy machine.
-    while frame is not None:
-        if "memory_source" in frame.f_code.co_filename:
-            signal.setitimer(signal.ITIMER_REAL, 1e-3)
-            return
-        frame = frame.f_back
-    left -= 1
-    interrupts += 1
-    if left:
-        signal.setitimer(signal.ITIMER_REAL, moment.random() * 1e-3 + 1e-6)
-    raise KeyboardInterrupt
 
 def one_round():
     source = MemorySource({"m.safetensors": content}, share_bytes=4 * MIB, at_hand=True)
@@ -426,55 +407,26 @@ def one_round():
         for name, array in stream:
             assert array[-9:].tobytes() == contents[name][-9:]
 
-def survive(depth):
-    try:
-        if depth:
-            survive(depth - 1)
-        else:
-            one_round()
-    except KeyboardInterrupt:
-        pass
-
 def left_behind():
     gc.collect()
     maps = Path("/proc/self/maps").read_text()
     return len(os.listdir("/proc/self/fd")), maps.count("memfd:share"), windows_count()
 
-signal.signal(signal.SIGALRM, interrupt)
+start(spared="memory_source")
 one_round()
 before = left_behind()
 assert before[1:] == (0, 0)
 for number in range(150):
-    moment = random.Random(number)
-    left, armed = 2, True
-    try:
-        signal.setitimer(signal.ITIMER_REAL, moment.random() * 0.03 + 1e-5)
-        survive(4)
-        armed = False
-    except KeyboardInterrupt:
-        armed = False
-    join_others()
+    interrupted(one_round, number, 0.03)
     assert left_behind() == before, (number, left_behind(), before)
-signal.setitimer(signal.ITIMER_REAL, 0)
-print(interrupts)
+print(count())
 """
 
 
 def test_interrupts_while_the_consumer_maps() -> None:
     """R36: wherever Ctrl-C hits, again and again, no descriptor, mapping or window is left, and no
-    lock is held for ever: the consumer itself maps what is at hand.
-
-    The moments are random; the outcome is not.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10
+    lock is held for ever: the consumer itself maps what is at hand."""
+    run_interrupted(INTERRUPTED)
 
 
 def test_descriptors_are_closed_as_they_are_mapped() -> None:
