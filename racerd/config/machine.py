@@ -129,12 +129,13 @@ class FileSystem:
     def slab_default(self, floor: float) -> int | None:
         """The size of a slab when nobody says: half of what the floor leaves, at most 64 GiB.
 
-        `floor` is the share of the file system that stays free. An existing slab keeps its size
-        if that still holds. None where not even 256 MiB can be had.
+        `floor` is the share of the file system that stays free. An existing slab keeps its size,
+        and with it its pages: where others have filled the file system since, the store gives
+        space back while it runs. None where there is none, and not even 256 MiB can be had.
         """
+        if self.slab_bytes >= SLAB_MIN:
+            return min(self.slab_bytes, SLAB_MAX)
         # What the slab takes already is not free, but it is the slab's.
         room = self.free_bytes + self.slab_allocated_bytes - int(self.total_bytes * floor)
-        if SLAB_MIN <= self.slab_bytes <= min(room, SLAB_MAX):
-            return self.slab_bytes
         size = min(room // SLAB_SHARE, SLAB_MAX) // MIB * MIB
         return size if size >= SLAB_MIN else None
