@@ -17,6 +17,7 @@ before.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -26,6 +27,7 @@ from enum import Enum
 from racerd.runtime.memory_map import HUGE_PAGE_BYTES, MemoryMap
 from racerd.units import round_up
 
+_SEAL_TRIES = 5
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -76,7 +78,7 @@ class SharedMemory:
         assert not self._sealed and self._map is not None, "memory is sealed once"
         self._map.close()
         self._close_settled()
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        _add_seals(self._fd)
         writable, self._fd = self._fd, self._open_again()
         os.close(writable)
         self._sealed = True
@@ -129,6 +131,18 @@ class SharedMemory:
     def _open_again(self) -> int:
         """A description of its own, so that a lease can tell it from ours."""
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _add_seals(fd: int) -> None:
+    """The kernel says EBUSY, after having waited for a moment, where it holds one of the pages
+    itself: to see whether it is used, say. That passes."""
+    for left in reversed(range(_SEAL_TRIES)):
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or not left:
+                raise
 
 
 def sharing_trouble() -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from racer.errors import Closed
 from racer.models import SourceFile
+from tests.support.sealing import seal_writing
 
 
 class MemorySource:
@@ -125,8 +126,7 @@ class MemoryShare:
         with open(os.memfd_create("share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as file:
             file.write(content)
             file.flush()
-            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-            fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+            seal_writing(file.fileno(), fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._file = open(f"/proc/self/fd/{file.fileno()}", "rb", buffering=0)  # noqa: SIM115
 
     @property

@@ -42,6 +42,38 @@ def test_what_was_written_is_read_and_the_rest_is_zero() -> None:
     memory.close()
 
 
+@pytest.mark.parametrize(
+    ("number", "times", "comes"),
+    [
+        (errno.EBUSY, 3, False),
+        (errno.EBUSY, 100, True),
+        (errno.ENOMEM, 1, True),
+    ],
+)
+def test_a_page_that_the_kernel_holds_for_a_moment_is_sealed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, number: int, times: int, comes: bool
+) -> None:
+    """F5: EBUSY passes; nothing else is tried again, and nothing for ever."""
+    real, left = fcntl.fcntl, times
+
+    def busy(fd: int, command: int, argument: int = 0) -> int:
+        nonlocal left
+        if command == fcntl.F_ADD_SEALS and left:
+            left -= 1
+            raise OSError(number, os.strerror(number))
+        return int(real(fd, command, argument))
+
+    monkeypatch.setattr(fcntl, "fcntl", busy)
+    memory = SharedMemory(100)
+    if comes:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            memory.seal()
+    else:
+        memory.seal()
+        os.close(memory.reader())
+    memory.close()
+
+
 def test_nobody_can_write_to_it_any_more() -> None:
     """R5, F5: not through what a reader gets, nor through a descriptor opened anew for writing."""
     memory = sealed(b"x" * 100)

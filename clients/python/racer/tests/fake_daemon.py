@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.sealing import seal_writing
+
 REASONS = {200: "OK", 201: "Created", 206: "Partial Content"}
 
 
@@ -481,7 +483,7 @@ def _sealed(data: bytes) -> int:
     """Memory that nobody can write to any more."""
     fd = os.memfd_create("fake-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, data)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
+    seal_writing(fd, fcntl.F_SEAL_SHRINK)
     return fd
 
 

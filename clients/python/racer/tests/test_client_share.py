@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import racer
+from tests.support.sealing import seal_writing
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 URL = "racer://local/b/k"
@@ -25,7 +26,9 @@ GOOD = {"offset": 0, "bytes": 5000, "size": 5000, "rungs": {"memory": 5000}}
 def memory(size: int = 8192, seals: int = SEALS) -> int:
     fd = os.memfd_create("shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, b"x" * size)
-    if seals:
+    if seals & fcntl.F_SEAL_WRITE:
+        seal_writing(fd, seals)
+    elif seals:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
 
